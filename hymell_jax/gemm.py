@@ -1,0 +1,359 @@
+"""Level 1: seconds of one matrix product (m x k) @ (k x n), published and refined equations.
+
+Published (HYMELL, arXiv 2608.06723, equations 5 and 6): a linear form in eleven terms, one set of
+coefficients in each of five regimes, launch, memory, two balanced, compute. Here the regimes are
+soft gates whose hard limit is the published piecewise form.
+
+Refined: what a library does on the device. It picks the cheapest of a catalogue of thread-block
+tiles and splits of the k loop; each choice costs
+
+    t_choice = (t_compute^4 + t_cache^4 + t_latency^4 + t_memory^4)^(1/4) + t_split
+    t        = t_launch + softmin over the choices of t_choice
+
+    compute   waves of tiles over the SMs x (FLOPs of a tile / (peak / SMs) x excess + prologue),
+              slowed when a long kernel lowers the clock
+    cache     bytes that tiles read through L2, shared by the SMs
+    latency   one thread block alone walks its share of k
+    memory    operands and result over the DRAM bandwidth, less what stays in L2; weights lose
+              bandwidth while their tiles fill the SMs unevenly
+    split     partial sums of a split k loop, written and added up
+
+Every term is positive and non-decreasing in m, n and k, and so are the p-norm and the soft
+minimum: time is monotone by construction. Excesses over the data sheet are at least one, so the
+time is never below the roofline (`streaming_weights=1` also takes L2 from the weights). Grouped
+products (experts) are the same with `groups` times the tiles and operands.
+
+The regimes of the refined form are the five ordered gates on ln(t_compute / t_memory) at the
+published edges over the ridge point of the published device, plus the launch gate.
+"""
+
+from __future__ import annotations
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from hymell_jax.smooth import (
+    below_gate,
+    ordered_gates,
+    partial_ceil,
+    power_of_two,
+    safe_log,
+    smooth_maximum,
+    smooth_minimum,
+)
+from hymell_jax.types import Device
+
+Coefficients = dict[str, jax.Array]
+
+REGIMES = ("launch", "memory", "balanced_memory", "balanced_compute", "compute")
+BOUNDS = ("launch", "compute", "cache", "latency", "memory", "split")
+
+LAUNCH_EDGE_FLOPS = 2.0**23
+INTENSITY_EDGES = (81.92, 166.05, 288.91)  # FLOP/byte, bf16, H100 NVL (arXiv 2608.06723)
+PUBLISHED_RIDGE = 835e12 / 3.94e12  # FLOP/byte of the H100 NVL those edges were found on
+
+TILES = (
+    (64, 32), (128, 32), (64, 64), (128, 64), (64, 128), (128, 128),
+    (64, 256), (256, 64), (128, 256), (256, 128), (16, 64), (1, 8),
+)  # fmt: skip
+"""Thread-block tiles (rows of m, columns of n); the last is the matrix-vector kernel."""
+
+SPLITS = (1, 2, 3, 4, 6, 8, 16, 32)
+SMALL_TILE = 128 * 128  # larger tiles split k by two at most
+
+_CHOICES = [
+    (tile, split)
+    for tile, (rows, cols) in enumerate(TILES)
+    for split in SPLITS
+    if rows * cols <= SMALL_TILE or split <= 2
+]
+_TILE = np.array([tile for tile, _ in _CHOICES])
+_SPLIT = np.array([split for _, split in _CHOICES], np.float32)
+_ROWS = np.array([TILES[tile][0] for tile in _TILE], np.float32)
+_COLS = np.array([TILES[tile][1] for tile in _TILE], np.float32)
+
+TILE_COEFFICIENTS = (
+    "log_compute_excess",  # of the tile's FLOPs over its share of the peak, above one
+    "log_prologue_s",  # fill and drain of one tile
+    "log_latency_s_per_k",  # one thread block alone, seconds per step of k
+    "row_quantisation",  # logit: how much of a partly filled row of tiles is paid for
+    "wave_quantisation",  # logit: how much of a partly filled wave is paid for
+    "weight_quantisation",  # logit: bandwidth lost while weight tiles fill the SMs unevenly
+)
+SCALAR_COEFFICIENTS = (
+    "log_launch_s",
+    "log_cache_cost",  # L2 traffic of tiles, relative to DRAM bandwidth
+    "log_input_excess",  # DRAM time of operands over the data sheet, above one
+    "log_output_excess",
+    "log_split_cost",  # bytes of partial sums, relative to DRAM bandwidth
+    "log_split_s",
+    "log_throttle",  # greatest slowdown of long compute-bound kernels
+    "log_throttle_s",  # duration at which half of it has come
+    "log_working_set",  # bytes that compete for L2, relative to the operands
+    "log_residency_sharpness",
+    "log_activation_reuse",  # L2 speed-up of each operand, minus one
+    "log_weight_reuse",
+    "log_output_reuse",
+)
+
+
+def default_coefficients() -> Coefficients:
+    """Starting point of a fit: plausible for any data-centre GPU, float32."""
+    n = len(TILES)
+    size = np.array([rows * cols for rows, cols in TILES], np.float64)
+    compute = np.full(n, -1.0) + 0.125 * np.log(128 * 256 / size)
+    compute[-1], latency = 4.0, np.full(n, -0.7 + np.log(1e-9))
+    latency[-1] = -3.0 + np.log(1e-9)
+    values = {
+        "log_compute_excess": compute,
+        "log_prologue_s": np.full(n, 1.5 + np.log(1e-7)),
+        "log_latency_s_per_k": latency,
+        "row_quantisation": np.full(n, 0.5),
+        "wave_quantisation": np.full(n, 1.5),
+        "weight_quantisation": np.full(n, -1.0),
+        "log_launch_s": 0.7 + np.log(1e-6),
+        "log_cache_cost": -1.2,
+        "log_input_excess": -1.5,
+        "log_output_excess": -1.0,
+        "log_split_cost": -1.0,
+        "log_split_s": 0.7 + np.log(1e-6),
+        "log_throttle": -3.0,
+        "log_throttle_s": np.log(1e-3),
+        "log_working_set": 1.5,
+        "log_residency_sharpness": 0.8,
+        "log_activation_reuse": 1.0,
+        "log_weight_reuse": -1.0,
+        "log_output_reuse": -1.0,
+    }
+    return {name: np.asarray(value, np.float32) for name, value in values.items()}
+
+
+def floating_operations(m: jax.Array, n: jax.Array, k: jax.Array) -> jax.Array:
+    """2 m n k."""
+    return 2.0 * m * n * k
+
+
+def peak_rate(device: Device, element_bytes: jax.Array) -> jax.Array:
+    """FLOP/s of the matrix units: the bf16 rate at two bytes an element, the fp8 rate at one.
+
+    In between it is interpolated in ln(bytes), and held outside.
+    """
+    share = jnp.clip(2.0 - jnp.log2(2.0 * element_bytes), 0.0, 1.0)
+    ratio = jnp.log(device.peak_fp8_flops_per_s / device.peak_flops_per_s)
+    return device.peak_flops_per_s * jnp.exp(share * ratio)
+
+
+def _residency(reuse: jax.Array, filled: jax.Array) -> jax.Array:
+    """(1 + x) / (1 + reuse + x): 1 / (1 + reuse) while operands fit in L2, one when they do not.
+
+    bytes x residency(bytes^q) is non-decreasing in bytes for every reuse >= 0 and q >= 0.
+    """
+    return (1.0 + filled) / (1.0 + reuse + filled)
+
+
+def _choice_terms(
+    c: Coefficients,
+    device: Device,
+    m: jax.Array,
+    n: jax.Array,
+    k: jax.Array,
+    weight_bytes: jax.Array,
+    activation_bytes: jax.Array,
+    groups: jax.Array,
+    streaming_weights: jax.Array,
+) -> dict[str, jax.Array]:
+    """Seconds of each term of each choice of tile and split, arrays [n_choices]."""
+
+    def tile(name):
+        return c[name][_TILE]
+
+    peak = peak_rate(device, jnp.maximum(weight_bytes, activation_bytes))
+    bandwidth, n_sm = device.memory_bytes_per_s, device.n_sm
+    grid_rows = partial_ceil(m / _ROWS, jax.nn.sigmoid(tile("row_quantisation")))
+    grid_cols = jnp.ceil(n / _COLS)
+    waves = groups * grid_rows * grid_cols * _SPLIT / n_sm
+    depth = k / _SPLIT
+
+    hard = jax.nn.sigmoid(tile("wave_quantisation"))
+    paid_waves = hard * jnp.ceil(waves) + (1.0 - hard) * jnp.sqrt(1.0 + waves * waves)
+    excess = 1.0 + jnp.exp(tile("log_compute_excess"))
+    tile_s = 2.0 * _ROWS * _COLS * depth / (peak / n_sm) * excess
+    compute = paid_waves * (tile_s + jnp.exp(tile("log_prologue_s")))
+    slow = jnp.exp(c["log_throttle"]) * compute / (compute + jnp.exp(c["log_throttle_s"]))
+    compute = compute * (1.0 + slow)
+
+    loaded = (_ROWS * activation_bytes + _COLS * weight_bytes) * depth
+    cache = waves * loaded / (bandwidth / n_sm) * jnp.exp(c["log_cache_cost"])
+    latency = depth * jnp.exp(tile("log_latency_s_per_k"))
+
+    activations = groups * m * k * activation_bytes
+    weights = groups * n * k * weight_bytes
+    results = groups * m * n * 2.0
+    log_filled = (1.0 + jnp.exp(c["log_residency_sharpness"])) * (
+        jnp.log((activations + weights + results) / device.l2_bytes) + c["log_working_set"]
+    )
+    filled = jnp.exp(jnp.minimum(log_filled, 60.0))
+    weight_reuse = jnp.exp(c["log_weight_reuse"]) * (1.0 - streaming_weights)
+    input_cost = (1.0 + jnp.exp(c["log_input_excess"])) / bandwidth
+    output_cost = (1.0 + jnp.exp(c["log_output_excess"])) / bandwidth
+    weight_waves = groups * grid_cols * _SPLIT / n_sm
+    uneven = jax.nn.sigmoid(tile("weight_quantisation"))
+    weight_loss = 1.0 - uneven + uneven * jnp.ceil(weight_waves) / weight_waves
+    memory = (
+        activations * input_cost * _residency(jnp.exp(c["log_activation_reuse"]), filled)
+        + weights * input_cost * _residency(weight_reuse, filled) * weight_loss
+        + results * output_cost * _residency(jnp.exp(c["log_output_reuse"]), filled)
+    )
+    partial_sums = results / bandwidth * 2.0 * _SPLIT * jnp.exp(c["log_split_cost"])
+    split = jnp.where(_SPLIT > 1, partial_sums + jnp.exp(c["log_split_s"]), 0.0)
+    return {
+        "compute": compute,
+        "cache": cache,
+        "latency": latency,
+        "memory": memory,
+        "split": split,
+    }
+
+
+def gemm_time(
+    coefficients: Coefficients,
+    device: Device,
+    m: jax.Array,
+    n: jax.Array,
+    k: jax.Array,
+    weight_bytes: jax.Array = 2.0,
+    activation_bytes: jax.Array = 2.0,
+    groups: jax.Array = 1.0,
+    streaming_weights: jax.Array = 0.0,
+    sharpness: int = 32,
+) -> tuple[jax.Array, jax.Array]:
+    """Refined seconds of one product, and the share of each of `BOUNDS`; scalar inputs.
+
+    Args:
+        coefficients: as named in `TILE_COEFFICIENTS` [n_tiles] and `SCALAR_COEFFICIENTS` [].
+        device: data sheet.
+        m, n, k: shape of the product, at least one, whole or relaxed.
+        weight_bytes: per element of the (k x n) operand.
+        activation_bytes: per element of the (m x k) operand; results take two bytes.
+        groups: products of this shape in one launch.
+        streaming_weights: 1 where weights cannot have stayed in L2 (a whole model), 0 as measured
+            with warm operands.
+        sharpness: of the soft minimum over choices.
+
+    Returns:
+        (time_s [], shares [n_bounds]); shares are non-negative and sum to one.
+    """
+    c = coefficients
+    terms = _choice_terms(
+        c, device, m, n, k, weight_bytes, activation_bytes, groups, streaming_weights
+    )
+    work = [terms[name] for name in ("compute", "cache", "latency", "memory")]
+    body = smooth_maximum(*work)
+    total = body + terms["split"]
+    compute = groups * floating_operations(m, n, k) / peak_rate(
+        device, jnp.maximum(weight_bytes, activation_bytes)
+    )
+    streamed = streaming_weights * groups * n * k * weight_bytes / device.memory_bytes_per_s
+    best = jnp.maximum(smooth_minimum(total, sharpness), jnp.maximum(compute, streamed))
+    launch = jnp.exp(c["log_launch_s"])
+    time_s = launch + best
+
+    chosen = power_of_two(jnp.min(total) / total, sharpness)
+    chosen = chosen / jnp.sum(chosen) * best / (total * time_s)
+    shares = [jnp.sum(chosen * body * power_of_two(term / body, 4)) for term in work]
+    split = jnp.sum(chosen * terms["split"])
+    return time_s, jnp.stack([launch / time_s, *shares, split])
+
+
+def regime_gates(time_ratio: jax.Array, flops: jax.Array, temperature: jax.Array) -> jax.Array:
+    """Weights of `REGIMES` [..., 5] on ln(compute time / memory time) and the FLOPs of a product.
+
+    The edges are the published intensities over the published ridge point, so on the published
+    device they are the published regimes. Hard limit: one regime has weight one.
+    """
+    edges = jnp.log(jnp.asarray(INTENSITY_EDGES) / PUBLISHED_RIDGE)
+    launch = below_gate(safe_log(flops), jnp.log(LAUNCH_EDGE_FLOPS), temperature)
+    rest = ordered_gates(time_ratio, edges, temperature) * (1.0 - launch)[..., None]
+    return jnp.concatenate([launch[..., None], rest], -1)
+
+
+def data_sheet_seconds(
+    device: Device, m: jax.Array, n: jax.Array, k: jax.Array, weight_bytes: jax.Array = 2.0
+) -> tuple[jax.Array, jax.Array]:
+    """(FLOPs over peak, bytes over bandwidth) of one product with two-byte activations, seconds."""
+    compute = floating_operations(m, n, k) / peak_rate(device, weight_bytes)
+    moved = n * k * weight_bytes + 2.0 * (m * k + m * n)
+    return compute, moved / device.memory_bytes_per_s
+
+
+PUBLISHED_TERMS = (
+    "pf_times_flops", "pf_times_input_bytes", "ai_times_input_bytes", "flops", "pf", "ai",
+    "output_bytes", "input_bytes", "log10_flops", "inverse_pf", "constant",
+)  # fmt: skip
+
+
+def published_terms(
+    m: jax.Array, n: jax.Array, k: jax.Array, element_bytes: jax.Array = 2.0
+) -> jax.Array:
+    """The eleven terms of equation 5 of arXiv 2608.06723, [..., 11]; PF = m n / k."""
+    flops = floating_operations(m, n, k)
+    inputs = (m + n) * k * element_bytes
+    outputs = m * n * element_bytes
+    intensity = flops / (inputs + outputs)
+    pf = m * n / k
+    one = 0.0 * m + 1.0
+    return jnp.stack(
+        [
+            pf * flops, pf * inputs, intensity * inputs, flops, pf, intensity,
+            outputs, inputs, jnp.log(flops) / np.log(10.0), 1.0 / pf, one,
+        ],
+        -1,
+    )  # fmt: skip
+
+
+def published_gates(
+    m: jax.Array,
+    n: jax.Array,
+    k: jax.Array,
+    temperature: jax.Array,
+    element_bytes: jax.Array = 2.0,
+) -> jax.Array:
+    """Weights of `REGIMES` [..., 5] on ln(FLOP/byte). Hard limit: equation 6, one-hot."""
+    flops = floating_operations(m, n, k)
+    intensity = flops / (((m + n) * k + m * n) * element_bytes)
+    edges = jnp.log(jnp.asarray(INTENSITY_EDGES))
+    launch = below_gate(jnp.log(flops), jnp.log(LAUNCH_EDGE_FLOPS), temperature)
+    rest = ordered_gates(jnp.log(intensity), edges, temperature) * (1.0 - launch)[..., None]
+    return jnp.concatenate([launch[..., None], rest], -1)
+
+
+def published_gemm(
+    coefficients: jax.Array,
+    m: jax.Array,
+    n: jax.Array,
+    k: jax.Array,
+    temperature: jax.Array = 0.02,
+    element_bytes: jax.Array = 2.0,
+) -> jax.Array:
+    """Equation 5 of arXiv 2608.06723 with soft regimes: seconds or joules, as the fit was.
+
+    Args:
+        coefficients: [5, 11], rows in the order of `REGIMES`, columns of `PUBLISHED_TERMS`.
+        m, n, k: shape of the product, shape [...].
+        temperature: width of the gates in ln(FLOP/byte) and ln(FLOP); to zero for the hard form.
+
+    The linear form may be negative or far off outside the shapes that it was fitted on.
+    """
+    terms = published_terms(m, n, k, element_bytes)
+    per_regime = jnp.sum(terms[..., None, :] * coefficients, -1)
+    return jnp.sum(published_gates(m, n, k, temperature, element_bytes) * per_regime, -1)
+
+
+def published_regime(m: np.ndarray, n: np.ndarray, k: np.ndarray, element_bytes: float = 2.0):
+    """Index into `REGIMES` of the hard published regimes, numpy float64."""
+    m, n, k = (np.asarray(x, np.float64) for x in (m, n, k))
+    flops = 2.0 * m * n * k
+    intensity = flops / (((m + n) * k + m * n) * element_bytes)
+    inner = 1 + np.searchsorted(np.array(INTENSITY_EDGES), intensity, side="right")
+    return np.where(flops < LAUNCH_EDGE_FLOPS, 0, inner)

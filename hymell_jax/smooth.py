@@ -1,0 +1,79 @@
+"""Smooth building blocks. Each one states its hard limit; all are safe in float32.
+
+Gates and maxima follow the recipes for regime equations of HYMELL (arXiv 2608.06723): the published
+piecewise form is the limit of a small temperature.
+"""
+
+from __future__ import annotations
+
+import functools
+
+import jax
+import jax.numpy as jnp
+
+
+def safe_log(x: jax.Array) -> jax.Array:
+    """ln(x) where x > 0, else ln of the smallest normal float32; finite gradient everywhere."""
+    tiny = 1.2e-38
+    positive = x > tiny
+    return jnp.log(jnp.where(positive, x, tiny))
+
+
+def power_of_two(x: jax.Array, exponent: int) -> jax.Array:
+    """x ** exponent for exponent 1, 2, 4, 8, ... by squaring: much cheaper than exp and log."""
+    while exponent > 1:
+        x = x * x
+        exponent //= 2
+    return x
+
+
+def smooth_maximum(*terms: jax.Array, sharpness: int = 4) -> jax.Array:
+    """(sum t^p)^(1/p) of positive terms of one shape, p = sharpness, a power of two.
+
+    Hard limit: the maximum, as p grows. Never below the maximum, at most n^(1/p) times it. Terms
+    are scaled by the largest first, so nothing overflows; the gradient is the share of each term.
+    """
+    terms = jnp.broadcast_arrays(*terms)
+    largest = jax.lax.stop_gradient(functools.reduce(jnp.maximum, terms))
+    largest = jnp.maximum(largest, 1e-30)
+    total = sum(power_of_two(term / largest, sharpness) for term in terms)
+    return largest * total ** (1.0 / sharpness)
+
+
+def smooth_minimum(terms: jax.Array, sharpness: int = 32) -> jax.Array:
+    """(sum t^-p)^(-1/p) over the last axis of positive terms, p = sharpness, a power of two.
+
+    Hard limit: the minimum, as p grows. Never above the minimum.
+    """
+    smallest = jax.lax.stop_gradient(jnp.min(terms, axis=-1, keepdims=True))
+    total = jnp.sum(power_of_two(smallest / terms, sharpness), axis=-1)
+    return jnp.squeeze(smallest, -1) * total ** (-1.0 / sharpness)
+
+
+def ordered_gates(x: jax.Array, edges: jax.Array, temperature: jax.Array) -> jax.Array:
+    """Weights of the regimes between ordered edges on a coordinate x, shape [..., n_edges + 1].
+
+    w_k = c_k - c_(k+1) with c_k = sigmoid((x - edge_k) / temperature): non-negative, sum one.
+    Hard limit: the indicator of the interval that holds x, as the temperature goes to zero.
+    """
+    above = jax.nn.sigmoid((x[..., None] - edges) / temperature)
+    ones = jnp.ones_like(above[..., :1])
+    return jnp.concatenate([ones, above], -1) - jnp.concatenate([above, 0.0 * ones], -1)
+
+
+def below_gate(x: jax.Array, edge: jax.Array, temperature: jax.Array) -> jax.Array:
+    """sigmoid((edge - x) / temperature). Hard limit: 1 where x < edge, else 0."""
+    return jax.nn.sigmoid((edge - x) / temperature)
+
+
+def partial_ceil(x: jax.Array, quantisation: jax.Array) -> jax.Array:
+    """q ceil(x) + (1 - q) max(x, 1): the tiles of a grid that x fills, non-decreasing in x.
+
+    Hard limits: q = 1 is ceil(x), q = 0 is x but at least one.
+    """
+    return quantisation * jnp.ceil(x) + (1.0 - quantisation) * jnp.maximum(x, 1.0)
+
+
+def bounded(x: jax.Array, bound: float) -> jax.Array:
+    """bound tanh(x / bound). Hard limits: x near zero, +-bound far out."""
+    return bound * jnp.tanh(x / bound)
