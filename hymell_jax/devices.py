@@ -42,10 +42,11 @@ _ALIKE = ("peak_flops_per_s", "memory_bytes_per_s", "n_sm", "power_limit_w")
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class DeviceSpec:
-    """A device and where its numbers come from. Plain Python; `device` is the pytree to compute with.
+    """A device and where its numbers come from.
 
-    `sources` maps every field and extra to its source. `extras` holds what the model does not use:
-    vendor, release_year, memory_type, max_clock_hz and the like.
+    Plain Python; `device` is the pytree to compute with. `sources` maps every field and extra to
+    its source. `extras` holds what the model does not use: vendor, release_year, memory_type,
+    max_clock_hz and the like.
     """
 
     name: str

@@ -1,9 +1,10 @@
 """Layer parts under Hugging Face transformers from LLMServingSim (MIT, casys-kaist/LLMServingSim).
 
-A checkout holds `llmservingsim/profiler/v0/perf_models/<gpu>/<organisation>/<model>/tp<n>/layers.csv`
-(`llm_profile/perf_models/...` in older ones) with the columns layer_name, input (tokens), kv_cache,
-tp_size and latency(ns). Only tp1 is one GPU's whole layer, so only that is taken, and of `attn` none,
-as its row leaves the context open. RMSNorm runs as several kernels there.
+A checkout holds `<gpu>/<organisation>/<model>/tp<n>/layers.csv` under
+`llmservingsim/profiler/v0/perf_models` (`llm_profile/perf_models` in older ones), with the columns
+layer_name, input (tokens), kv_cache, tp_size and latency(ns). Only tp1 is one GPU's whole layer, so
+only that is taken; rows of `attn` are left out, as they leave the context open. RMSNorm runs as
+several kernels there.
 """
 
 from __future__ import annotations
@@ -98,7 +99,7 @@ def _rows(file: Path, gpu: str, model: str) -> pd.DataFrame:
     source = read_table(file)
     require_columns(source, ("layer_name", "input", "latency(ns)"), file)
     source = source[~source["layer_name"].isin(_DROPPED)].reset_index(drop=True)
-    frame = pd.DataFrame({"part": source["layer_name"].astype("str"), "num_tokens": source["input"]})
+    frame = source[["layer_name", "input"]].set_axis(["part", "num_tokens"], axis="columns")
     whole_numbers(frame, ("num_tokens",), file)
     frame["time_s"] = seconds(source["latency(ns)"], _NS, file)
     frame = frame.assign(**dict(zip(_WIDTHS, _MODELS[model], strict=True)))

@@ -1,9 +1,9 @@
 """Softmax and LayerNorm times on seven GPUs from NeuSight (MIT, sitar-lab/NeuSight).
 
-A checkout holds `scripts/asplos/data/dataset/{train,test}/{softmax,ln}.csv` with the columns Latency
-(milliseconds), Device (the driver's name), B (rows), H (columns of the normalised axis) and more, all
-in float32 under PyTorch 2.1.0. Its own test set is kept as ours: larger shapes, and GPUs that its
-training set lacks.
+A checkout holds `scripts/asplos/data/dataset/{train,test}/{softmax,ln}.csv` with the columns
+Latency (milliseconds), Device (the driver's name), B (rows), H (columns of the normalised axis) and
+more, all in float32 under PyTorch 2.1.0. Its own test set is kept as ours: larger shapes, and GPUs
+that its training set lacks.
 """
 
 from __future__ import annotations
@@ -55,7 +55,8 @@ def import_neusight(path: str | os.PathLike[str]) -> dict[str, pd.DataFrame]:
 def _dataset(base: Path) -> Path:
     for place in ("scripts/asplos/data/dataset", "data/dataset", "dataset", "."):
         root = base / place
-        if any((root / s / f"{n}.csv").is_file() for s in ("train", "test") for n in TABLES.values()):
+        names = [f"{split}/{name}.csv" for split in ("train", "test") for name in TABLES.values()]
+        if any((root / name).is_file() for name in names):
             return root
     raise ValueError(
         f"{str(base)!r} holds no NeuSight data set "

@@ -1,9 +1,9 @@
 """Layer parts and RMSNorm times from Microsoft Vidur (MIT, microsoft/vidur).
 
-A checkout holds `data/profiling/compute/<gpu>/<organisation>/<model>/mlp.csv`: one row per number of
-tokens and tensor-parallel degree, with `time_stats.<part>.{min,max,mean,median,std}` in milliseconds
-(resolution 1 us) and the model's widths. Medians are taken. The files name no dtype; the profiler
-runs in float16.
+A checkout holds `data/profiling/compute/<gpu>/<organisation>/<model>/mlp.csv`: one row per number
+of tokens and tensor-parallel degree, with `time_stats.<part>.{min,max,mean,median,std}` in
+milliseconds (resolution 1 us) and the model's widths. Medians are taken. The files name no dtype;
+the profiler runs in float16.
 """
 
 from __future__ import annotations

@@ -1,0 +1,249 @@
+"""The cost model: a device with its fitted numbers, and `predict`, one signature for every level."""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from hymell_jax import analytical, operators, parameters
+from hymell_jax.analytical import PassCosts
+from hymell_jax.types import Architecture, Device, Workload
+
+EMBEDDING_BYTES = 2.0  # embeddings and the LM head stay in 16 bits in quantised checkpoints
+
+
+@dataclasses.dataclass(frozen=True)
+class Card:
+    """What a reader must know of a model; never traced. Compared and hashed by identity."""
+
+    device: str
+    runtime: str
+    dtype: str
+    provenance: dict[str, Any] = dataclasses.field(default_factory=dict)
+
+    __eq__ = object.__eq__
+    __hash__ = object.__hash__
+
+
+@jax.tree_util.register_dataclass
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class CostModel:
+    """Everything that `predict` needs; leaves float32."""
+
+    device: Device
+    coefficients: dict[str, Any]  # level 1, by operator
+    domain: dict[str, Any]  # least and greatest fitted sizes, natural logs
+    card: Card = dataclasses.field(metadata={"static": True})
+
+
+@jax.tree_util.register_dataclass
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Phase:
+    """One pass: the whole prefill, or the average decode step. Leaves float32, shape ()."""
+
+    time_s: jax.Array
+    energy_j: jax.Array  # of all GPUs
+    power_w: jax.Array  # energy over time, all GPUs
+    parts: PassCosts
+
+
+@jax.tree_util.register_dataclass
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Memory:
+    """Bytes on one GPU. Leaves float32, shape ()."""
+
+    weights_bytes: jax.Array
+    kv_cache_bytes: jax.Array  # as reserved for prompt and output of every sequence
+    activations_bytes: jax.Array
+    capacity_bytes: jax.Array
+
+    @property
+    def total_bytes(self) -> jax.Array:
+        """Weights, cache and activations."""
+        return self.weights_bytes + self.kv_cache_bytes + self.activations_bytes
+
+    @property
+    def fits(self) -> jax.Array:
+        """Whether the total is within the capacity, boolean."""
+        return self.total_bytes <= self.capacity_bytes
+
+
+@jax.tree_util.register_dataclass
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Prediction:
+    """Latency, energy and memory of one workload. Leaves float32, shape () or [batch]."""
+
+    prefill: Phase
+    decode: Phase  # average step; each sequence gains one token
+    decode_energy_per_token_j: jax.Array  # step energy over the sequences
+    total_time_s: jax.Array
+    total_energy_j: jax.Array
+    output_tokens_per_s: jax.Array  # of all sequences, prefill included
+    memory: Memory
+    domain_distance: jax.Array  # ln of how far a size leaves the fitted range; 0 inside
+
+    @property
+    def in_domain(self) -> jax.Array:
+        """Whether every size is within a factor of two of the fitted range, boolean."""
+        return self.domain_distance <= np.float32(np.log(2.0))
+
+    @property
+    def decode_time_per_token_s(self) -> jax.Array:
+        """Seconds between two tokens of a sequence: the average decode step."""
+        return self.decode.time_s
+
+
+def _phase(costs: PassCosts) -> Phase:
+    time_s, energy_j = jnp.sum(costs.time_s), jnp.sum(costs.energy_j)
+    return Phase(time_s=time_s, energy_j=energy_j, power_w=energy_j / time_s, parts=costs)
+
+
+def memory_use(arch: Architecture, work: Workload, device: Device) -> Memory:
+    """Bytes on one GPU of the tensor-parallel group.
+
+    Weights at their stored width, embeddings and head in 16 bits; the cache as an engine reserves
+    it without window paging; activations as the widest layer's inputs and outputs of one prefill
+    pass, plus float32 logits of one row per sequence.
+    """
+    counts = parameters.parameter_counts(arch)
+    linear = operators.weight_element_bytes(arch, work)
+    expert = operators.expert_element_bytes(arch, work)
+    plain = counts["embedding"] + counts["head"] + counts["norms"]
+    experts = counts["routed_experts"]
+    rest = sum(counts.values()) - plain - experts
+    shards = jnp.maximum(work.tensor_parallel, work.expert_parallel)
+    weights = (plain * EMBEDDING_BYTES + rest * linear) / work.tensor_parallel
+    weights = weights + experts * expert / shards
+    tokens = jnp.maximum(work.prompt_tokens + work.output_tokens, work.context_end_tokens)
+    cache = parameters.kv_cache_bytes(arch, tokens, work.kv_bytes)
+    kv = work.batch_size * (cache.reserved / work.tensor_parallel + cache.recurrent_state)
+    rows = work.batch_size * work.prompt_tokens
+    feed_forward = jnp.maximum(
+        arch.n_ff_matrices * arch.d_ff,
+        arch.experts_per_token * arch.n_ff_matrices * arch.d_expert,
+    )
+    attention = arch.n_heads * arch.head_dim + 2.0 * arch.n_kv_heads * arch.head_dim
+    widest = jnp.maximum(feed_forward, attention) / work.tensor_parallel
+    activations = rows * (2.0 * arch.d_model + widest) * work.activation_bytes
+    logits = work.batch_size * arch.vocab_size / work.tensor_parallel * 4.0
+    return Memory(
+        weights_bytes=weights,
+        kv_cache_bytes=kv,
+        activations_bytes=activations + logits,
+        capacity_bytes=device.memory_bytes * jnp.ones_like(weights),
+    )
+
+
+def domain_distance(domain: dict[str, Any], arch: Architecture, work: Workload) -> jax.Array:
+    """How far the matrix products leave the fitted shapes, in natural-log units; 0 inside.
+
+    The greatest excess of ln m, ln n or ln k over the fitted range, products that the model has.
+    """
+    worst = jnp.zeros(())
+    for rows in (work.batch_size * work.prompt_tokens, work.batch_size):
+        products = operators.matrix_products(arch, work, rows)
+        here = products.count > 0
+        for name in ("m", "n", "k"):
+            size = jnp.log(getattr(products, name))
+            low, high = domain[f"gemm_log_{name}_min"], domain[f"gemm_log_{name}_max"]
+            outside = jnp.maximum(jnp.maximum(low - size, size - high), 0.0)
+            worst = jnp.maximum(worst, jnp.max(jnp.where(here, outside, 0.0)))
+    return worst
+
+
+def _predict_one(
+    model: CostModel, arch: Architecture, work: Workload, structure: frozenset[str] | None
+) -> Prediction:
+    costs = functools.partial(
+        analytical.pass_costs, model.coefficients, model.device, arch, work, structure=structure
+    )
+    prefill, decode = _phase(costs("prefill")), _phase(costs("decode"))
+    total_time = prefill.time_s + work.output_tokens * decode.time_s
+    total_energy = prefill.energy_j + work.output_tokens * decode.energy_j
+    return Prediction(
+        prefill=prefill,
+        decode=decode,
+        decode_energy_per_token_j=decode.energy_j / work.batch_size,
+        total_time_s=total_time,
+        total_energy_j=total_energy,
+        output_tokens_per_s=work.batch_size * work.output_tokens / total_time,
+        memory=memory_use(arch, work, model.device),
+        domain_distance=domain_distance(model.domain, arch, work),
+    )
+
+
+@functools.partial(jax.jit, static_argnames=("structure",))
+def _predict_compiled(parts, arch, work, structure):
+    return _predict_one(_rebuilt(parts), arch, work, structure)
+
+
+@functools.partial(jax.jit, static_argnames=("structure",))
+def _predict_batch_compiled(parts, arch, work, structure):
+    run = functools.partial(_predict_one, _rebuilt(parts), structure=structure)
+    return jax.vmap(run)(arch, work)
+
+
+_NO_CARD = Card("", "", "")
+
+
+def _rebuilt(parts: tuple[Device, dict, dict]) -> CostModel:
+    """A model without its card, so that one compiled program serves every device."""
+    device, coefficients, domain = parts
+    return CostModel(device=device, coefficients=coefficients, domain=domain, card=_NO_CARD)
+
+
+def _parts(model: CostModel):
+    return model.device, model.coefficients, model.domain
+
+
+def predict(model: CostModel, arch: Architecture, work: Workload) -> Prediction:
+    """Latency, energy and memory of one workload on one device.
+
+    Differentiable in every field of the architecture and the workload. Compiled once for each
+    combination of optional blocks (experts, latent, linear and window attention, several GPUs),
+    whatever the numbers; under a transformation of the caller all blocks are included.
+    """
+    structure = operators.structure_of(arch, work)
+    return _predict_compiled(_parts(model), arch, work, structure)
+
+
+def predict_batch(model: CostModel, archs: Architecture, works: Workload) -> Prediction:
+    """`predict` over stacked architectures and workloads, leaves [batch] or ().
+
+    Args:
+        model: of one device.
+        archs: leaves [batch], or () to hold one architecture for all workloads.
+        works: leaves [batch], or () to hold one workload for all architectures.
+
+    Returns:
+        A `Prediction` with leaves [batch, ...].
+
+    Raises:
+        ValueError: batches of different length, or no batch at all.
+    """
+    sizes = {leaf.shape[0] for leaf in jax.tree.leaves((archs, works)) if jnp.ndim(leaf)}
+    if len(sizes) != 1:
+        raise ValueError(
+            "predict_batch needs leaves of one common batch length; got "
+            f"{sorted(sizes) or 'only scalars, use predict'}."
+        )
+    size = sizes.pop()
+    archs, works = jax.tree.map(lambda leaf: jnp.broadcast_to(leaf, (size,)), (archs, works))
+    structure = operators.structure_of(archs, works)
+    return _predict_batch_compiled(_parts(model), archs, works, structure)
+
+
+def stack(values: list[Any]) -> Any:
+    """One pytree with leaves [batch] from a list of architectures or workloads.
+
+    Raises:
+        ValueError: an empty list.
+    """
+    if not values:
+        raise ValueError("stack needs at least one value; got an empty list.")
+    return jax.tree.map(lambda *leaves: jnp.stack(leaves), *values)
