@@ -1,4 +1,4 @@
-"""Level 1: seconds and joules of every operator of a pass, from counts, data sheet and coefficients.
+"""Level 1: seconds and joules of every operator of a pass, from counts, data sheet and fits.
 
 `pass_costs` adds nothing up and corrects nothing: it returns one number per part, so that a reader
 sees what dominates and the higher levels have something to correct. Times are of one pass over all
@@ -262,7 +262,10 @@ def _add_experts(table, coefficients, device, arch, work, rows) -> None:
             streaming_weights=1.0,
         )
 
-    (up_s, up_shares), (down_s, down_shares) = product(up, e.d_model), product(e.d_model, e.d_expert)
+    (up_s, up_shares), (down_s, down_shares) = (
+        product(up, e.d_model),
+        product(e.d_model, e.d_expert),
+    )
     time_s = up_s + down_s
     width = e.n_matrices * e.d_model * e.d_expert
     flops = 2.0 * routed * e.touched * width

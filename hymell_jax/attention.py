@@ -1,27 +1,27 @@
-"""Level 1 of the fused attention core (scores, softmax, values): seconds of one layer.
+"""Level 1 of the fused attention core (scores, softmax, values): seconds in one layer.
 
-The time of one kernel is a launch floor plus a smooth maximum of what can hold it up,
+The time is a launch floor plus a smooth maximum of what can hold the kernel up,
 
     t = t_launch + (sum_i t_i^p)^(1/p),    p >= 1,
 
-with every t_i a product of positive powers of the workload's sizes over a data-sheet rate:
+where each t_i is made of positive powers of the workload's sizes over a data-sheet rate:
 
     tensor     padded matrix products over the tensor-core peak
     exp        softmax exponentials over the special-function units (16 a clock and SM)
-    tiles      a fixed number of cycles a thread block, thread blocks dealt out over the SMs
+    tiles      a number of cycles a thread block and a query row, dealt out over the SMs
     chain      the longest thread block alone: its key blocks follow one another
-    memory     bytes from DRAM, less what stays in L2, plus what L2 itself delivers
+    memory     bytes from DRAM, less what stays in L2, plus what passes through L2
 
 The p-norm is at least each of its terms, and the tensor and memory terms are at least the
-data-sheet bounds (`attention_bound_s`), so the time is as well. Everything is evaluated on logs:
-no product of sizes is squared, and float32 holds to 1e8 tokens. Each term is non-decreasing in
-batch, tokens, window, heads, KV heads and head dimensions, so the time is too.
+data-sheet bounds of `attention_bound_s`, so the time is too. Products of sizes exist only as
+logs, so float32 holds to 1e8 tokens. Every term is non-decreasing in batch, tokens, window,
+heads, KV heads and head dimensions, so the time is too (a window of 0 stands for all tokens).
 
-A thread block works on a tile of query rows; the query heads that share a KV head are packed into
-the same tile (Dao's FlashAttention-2/3 with packed GQA, as vLLM runs them): decode with 8 query
-heads a KV head fills 8 rows of one tile and reads the KV cache once.
+A thread block works on a tile of query rows, and the query heads of one KV head share tiles
+(packed GQA in FlashAttention-2/3, Dao 2023, Shah et al. 2024): in decode 8 query heads a KV head
+are 8 rows of one tile, and the KV cache is read once.
 
-Sizes may be relaxed (not whole). All functions broadcast over arrays.
+Sizes may be relaxed (not whole). All functions broadcast over arrays of one shape and scalars.
 """
 
 from __future__ import annotations
@@ -36,19 +36,19 @@ import optax
 from hymell_jax.types import Device
 
 ATTENTION_REGIMES = ("launch", "tensor", "exp", "tiles", "chain", "memory")
-"""Order of the regime weights: the share of each term in the log-derivative of the time."""
+"""Order of the regime weights: each term's share of d log(time)."""
 
 ATTENTION_PHASES = ("prefill", "decode")
 
-QUERY_TILE_ROWS = 128.0  # rows of a prefill tile; a lone row costs a fraction, see `_tile_pad`
-DECODE_TILE_ROWS = 64.0
+QUERY_TILE_ROWS = 128.0  # rows of a full tile in prefill
+DECODE_TILE_ROWS = 64.0  # rows that one matrix instruction of a decode tile is padded to
 KEY_BLOCK_TOKENS = 128.0
-EXP_PER_CLOCK_AND_SM = 16.0  # NVIDIA CUDA C programming guide, throughput of ex2.approx, sm_80-100
+EXP_PER_CLOCK_AND_SM = 16.0  # CUDA C++ programming guide, arithmetic throughput, capability 8 to 10
 ACTIVATION_BYTES = 2.0
-FALLBACK_HEAD_DIM = 362.0  # beyond 256 FlashAttention hands over; here 256 and 512 lie an octave apart
+FALLBACK_HEAD_DIM = 362.0  # 256 sqrt(2): wider heads than 256 leave FlashAttention
 FALLBACK_WIDTH = 0.05  # of that switch, in log head_dim
 
-_PREFILL_START = {
+_START = {
     "log_launch_s": -11.7,
     "log_tensor_excess": -1.0,
     "log_tensor_excess_wide": -2.0,
@@ -68,13 +68,31 @@ _PREFILL_START = {
     "log_l2_sharpness": 1.0,
     "log_pnorm": 0.0,
 }
-_DECODE_START = _PREFILL_START | {"log_tile_cycles": 8.0, "log_chain_cycles": 6.0, "chain_power": 0.0}
+_DECODE_START = {"log_tile_cycles": 8.0, "log_chain_cycles": 6.0, "chain_power": 0.0}
 
 DEFAULT_COEFFICIENTS: dict[str, float] = {
-    **{f"prefill_{name}": value for name, value in _PREFILL_START.items()},
-    **{f"decode_{name}": value for name, value in _DECODE_START.items()},
+    **{f"prefill_{name}": value for name, value in _START.items()},
+    **{f"decode_{name}": value for name, value in (_START | _DECODE_START).items()},
 }
-"""Starting values of the fit; `attention_prefill_time_s` says what each means."""
+"""Where a fit starts, names as fitted: `prefill_` or `decode_` and, natural logs throughout,
+
+log_launch_s             floor in seconds
+log_tensor_excess        e:      tensor time over that at peak, 1 + e + e_wide d/128
+log_tensor_excess_wide   e_wide: its part that grows with the head dimension d
+log_tensor_fp8           added to log e where the cache holds fp8
+log_exp                  cycles an exponential unit spends on a score, over the ideal
+log_tile_cycles(_wide)   cycles to set up and finish one thread block: a + b d/128
+log_row_cycles           cycles for 128 query rows at d = 128
+log_tile_fp8             added to the log of all these cycles where the cache holds fp8
+log_fallback_tiles, _tensor  excess of heads wider than 256: factor 1 + e
+log_chain_cycles         cycles that one thread block spends on a key block at d = 128
+chain_power              logit of the power of the key blocks (1: one block walks all of them)
+log_dram_excess          DRAM time over that at full bandwidth: 1 + e
+log_l2_excess            time of a byte through L2 over that of one from DRAM
+log_l2_capacity          usable L2 is l2_bytes / (1 + e)
+log_l2_sharpness         exponent of the residency curve: 2 + e
+log_pnorm                p = 1 + e; 1 adds the terms up, infinity overlaps them perfectly
+"""
 
 
 def _log(x) -> jax.Array:
@@ -82,67 +100,61 @@ def _log(x) -> jax.Array:
     return jnp.log(jnp.asarray(x, jnp.float32))
 
 
-def _log_pnorm(logs: jax.Array, p, axis: int = 0) -> jax.Array:
-    """log (sum_i exp(p x_i))^(1/p) >= max_i x_i; the hard maximum as p grows."""
-    return jax.nn.logsumexp(p * logs, axis=axis) / p
+def _log_at_least_one(log_x: jax.Array) -> jax.Array:
+    """log (x^4 + 1)^(1/4): one tile at the least. Hard limit max(x, 1); at x = 1 it is 1.19."""
+    return jax.nn.softplus(4.0 * log_x) / 4.0
 
 
-def _at_least(log_x: jax.Array, log_least, p: float = 4.0) -> jax.Array:
-    """Smooth maximum in logs; its hard limit is max(log_x, log_least)."""
-    return jnp.logaddexp(p * log_x, p * log_least) / p
+def _log_width(head_dim, value_head_dim) -> jax.Array:
+    """log (d_k + d_v)."""
+    return _log(jnp.asarray(head_dim, jnp.float32) + value_head_dim)
 
 
-def attended_keys(tokens, window_tokens) -> jax.Array:
-    """Keys that the last query sees: min(tokens, window), all of them where the window is 0."""
+def attended_keys(tokens, window_tokens=0.0) -> jax.Array:
+    """Keys that the last query sees: min(tokens, window), all tokens where the window is 0."""
     tokens = jnp.asarray(tokens, jnp.float32)
     window = jnp.asarray(window_tokens, jnp.float32)
     return jnp.where(window > 0, jnp.minimum(window, tokens), tokens)
 
 
-def causal_pairs(tokens, window_tokens) -> jax.Array:
-    """(query, key) pairs of one causal sequence and head: sum_{i=1..s} min(i, w) = w (2s - w + 1)/2.
+def causal_pairs(tokens, window_tokens=0.0) -> jax.Array:
+    """(query, key) pairs of one causal sequence: sum_{i=1..s} min(i, w) = w (2 s - w + 1) / 2.
 
-    With w = s (no window) that is s (s + 1)/2.
+    Without a window w = s, which gives s (s + 1) / 2.
     """
     tokens = jnp.asarray(tokens, jnp.float32)
-    window = attended_keys(tokens, window_tokens)
-    return window * (0.5 * (2.0 * tokens - window + 1.0))
+    keys = attended_keys(tokens, window_tokens)
+    return keys * (0.5 * (2.0 * tokens - keys + 1.0))
 
 
-def log_attention_flops(
-    batch, pairs_per_head, n_heads, head_dim, value_head_dim
-) -> jax.Array:
-    """log FLOPs of the score and value products: 2 batch heads (head_dim + value_head_dim) pairs.
+def log_attention_flops(batch, pairs, n_heads, head_dim, value_head_dim) -> jax.Array:
+    """log FLOPs of scores and values: 2 batch heads (d_k + d_v) pairs.
 
-    Two products of 2 FLOPs a multiply-add; 4 batch heads head_dim pairs where both widths agree.
-    `pairs_per_head`: (query, key) pairs of one sequence, e.g. `causal_pairs` or a decode context.
+    That is 2 products x 2 FLOPs x batch x heads x head_dim x pairs where d_k = d_v. `pairs` of one
+    sequence: `causal_pairs` in prefill, `attended_keys` in decode.
     """
-    width = jnp.asarray(head_dim, jnp.float32) + value_head_dim
-    return _log(2.0) + _log(batch) + _log(n_heads) + _log(width) + _log(pairs_per_head)
+    width = _log_width(head_dim, value_head_dim)
+    return _log(2.0) + _log(batch) + _log(n_heads) + width + _log(pairs)
 
 
 def log_kv_bytes(batch, tokens, n_kv_heads, head_dim, value_head_dim, kv_bytes) -> jax.Array:
-    """log bytes of the keys and values that are read: batch tokens kv_heads (d_k + d_v) kv_bytes."""
-    width = jnp.asarray(head_dim, jnp.float32) + value_head_dim
-    return _log(batch) + _log(tokens) + _log(n_kv_heads) + _log(width) + _log(kv_bytes)
-
-
-def _log_query_bytes(batch, tokens, n_heads, head_dim, value_head_dim) -> jax.Array:
-    """log bytes of queries read and outputs written, 16 bits an element."""
-    width = jnp.asarray(head_dim, jnp.float32) + value_head_dim
-    return _log(batch) + _log(tokens) + _log(n_heads) + _log(width) + _log(ACTIVATION_BYTES)
+    """log bytes of keys and values: batch tokens kv_heads (d_k + d_v) kv_bytes."""
+    width = _log_width(head_dim, value_head_dim)
+    return _log(batch) + _log(tokens) + _log(n_kv_heads) + width + _log(kv_bytes)
 
 
 def attention_bound_s(
     device: Device, log_flops: jax.Array, log_kv: jax.Array, l2_residency=1.0
 ) -> jax.Array:
-    """Least seconds by the data sheet: max(FLOPs / peak, (KV bytes - L2 bytes) / bandwidth).
+    """Least seconds by the data sheet: max(FLOPs / peak, bytes that L2 cannot hold / bandwidth).
 
-    `l2_residency` 1: up to the L2's size may have stayed there; 0: all KV bytes come from DRAM.
+    Args:
+        log_flops: `log_attention_flops`; math is 16 bits wide, also on an fp8 cache.
+        log_kv: `log_kv_bytes`.
+        l2_residency: 1: as many KV bytes as L2 has may have stayed there; 0: none did.
     """
     log_compute = log_flops - _log(device.peak_flops_per_s)
-    log_l2 = _log(device.l2_bytes)
-    kept = jnp.minimum(jnp.exp(jnp.minimum(log_l2 - log_kv, 0.0)) * l2_residency, 1.0)
+    kept = l2_residency * jnp.exp(jnp.minimum(_log(device.l2_bytes) - log_kv, 0.0))
     memory = (1.0 - kept) * jnp.exp(log_kv - _log(device.memory_bytes_per_s))
     return jnp.maximum(jnp.exp(log_compute), memory)
 
@@ -152,13 +164,51 @@ def _fp8_share(kv_bytes) -> jax.Array:
     return jnp.clip(1.0 - jnp.log2(jnp.asarray(kv_bytes, jnp.float32)), 0.0, 1.0)
 
 
-def _log_memory_s(c, device: Device, log_kv, log_rest, l2_residency) -> jax.Array:
-    """log seconds for B bytes: B (miss (1 + e_dram) + e_l2) / bandwidth, increasing in B.
+def _log_fallback(log_excess, log_width) -> jax.Array:
+    """log (1 + e gate), gate = sigmoid over log head_dim: heads wider than 256 pay 1 + e."""
+    log_gate = jax.nn.log_sigmoid((log_width - _log(2.0 * FALLBACK_HEAD_DIM)) / FALLBACK_WIDTH)
+    return jax.nn.softplus(log_excess + log_gate)
 
-    miss = B^4 / (B^4 + L^4) with L = l2_bytes / (1 + exp(log_l2_capacity)): at most the size of L2
-    is saved, B miss >= B - l2_bytes. Every byte also costs e_l2 of the DRAM time.
+
+def _log_tensor_s(c, device: Device, log_flops, log_width, fp8) -> jax.Array:
+    """log seconds of the padded products: FLOPs / peak (1 + e + e_wide width/256) fallback."""
+    excess = jax.nn.softplus(c["log_tensor_excess"] + fp8 * c["log_tensor_fp8"])
+    slowdown = jnp.logaddexp(excess, c["log_tensor_excess_wide"] + log_width - _log(256.0))
+    slowdown = slowdown + _log_fallback(c["log_fallback_tensor"], log_width)
+    return log_flops + slowdown - _log(device.peak_flops_per_s)
+
+
+def _log_exp_s(c, device: Device, log_pairs) -> jax.Array:
+    """log seconds of the exponentials, one a score."""
+    log_rate = _log(device.n_sm) + _log(device.boost_clock_hz) + _log(EXP_PER_CLOCK_AND_SM)
+    return log_pairs + c["log_exp"] - log_rate
+
+
+def _log_tiles_s(c, device: Device, log_tiles, log_rows, log_width, fp8) -> jax.Array:
+    """log seconds of the thread blocks: (tiles (a + b width/256) + rows/128 width/256 r) / SMs."""
+    log_relative_width = log_width - _log(256.0)
+    per_tile = jnp.logaddexp(c["log_tile_cycles"], c["log_tile_cycles_wide"] + log_relative_width)
+    per_row = c["log_row_cycles"] + log_relative_width - _log(QUERY_TILE_ROWS)
+    cycles = jnp.logaddexp(log_tiles + per_tile, log_rows + per_row) + fp8 * c["log_tile_fp8"]
+    cycles = cycles + _log_fallback(c["log_fallback_tiles"], log_width)
+    return cycles - _log(device.n_sm) - _log(device.boost_clock_hz)
+
+
+def _log_chain_s(c, device: Device, log_keys, log_width) -> jax.Array:
+    """log seconds of one thread block alone: (key blocks)^power width/256 cycles.
+
+    power = sigmoid(chain_power) is below 1 where the keys are split over thread blocks.
     """
-    log_bytes = jnp.logaddexp(log_kv, log_rest)
+    log_blocks = _log_at_least_one(log_keys - _log(KEY_BLOCK_TOKENS))
+    cycles = c["log_chain_cycles"] + jax.nn.sigmoid(c["chain_power"]) * log_blocks
+    return cycles + log_width - _log(256.0) - _log(device.boost_clock_hz)
+
+
+def _log_memory_s(c, device: Device, log_bytes, l2_residency) -> jax.Array:
+    """log seconds of B bytes: B (miss (1 + e_dram) + e_l2) / bandwidth, increasing in B.
+
+    miss = B^k / (B^k + L^k), k >= 2, L <= l2_bytes, hence B miss >= B - l2_bytes.
+    """
     log_capacity = _log(device.l2_bytes) - jax.nn.softplus(c["log_l2_capacity"])
     sharpness = 2.0 + jnp.exp(c["log_l2_sharpness"])
     cold = jax.nn.sigmoid(sharpness * (log_bytes - log_capacity))
@@ -168,61 +218,21 @@ def _log_memory_s(c, device: Device, log_kv, log_rest, l2_residency) -> jax.Arra
     return log_bytes + log_per_byte - _log(device.memory_bytes_per_s)
 
 
-def _log_fallback(log_excess, log_width) -> jax.Array:
-    """log (1 + e gate): what heads wider than 256 pay, gate = sigmoid over log head_dim."""
-    log_gate = jax.nn.log_sigmoid((log_width - _log(2.0 * FALLBACK_HEAD_DIM)) / FALLBACK_WIDTH)
-    return jax.nn.softplus(log_excess + log_gate)
-
-
-def _log_tensor_s(c, device: Device, log_flops, log_width, fp8) -> jax.Array:
-    """log seconds of the padded products: FLOPs / peak x (1 + e (fp8) + e_wide width/256)."""
-    excess = c["log_tensor_excess"] + fp8 * c["log_tensor_fp8"]
-    wide = c["log_tensor_excess_wide"] + log_width - _log(256.0)
-    slowdown = jnp.logaddexp(jax.nn.softplus(excess), wide)
-    slowdown = slowdown + _log_fallback(c["log_fallback_tensor"], log_width)
-    return log_flops + slowdown - _log(device.peak_flops_per_s)
-
-
-def _log_tiles_s(c, device: Device, log_tiles, log_rows, log_width, fp8) -> jax.Array:
-    """log seconds to deal out the thread blocks over the SMs.
-
-    (tiles (a + b width/256) + rows/128 width/256 r) cycles / (SMs clock), `rows` query rows.
-    """
-    log_relative_width = log_width - _log(256.0)
-    a = jnp.logaddexp(c["log_tile_cycles"], c["log_tile_cycles_wide"] + log_relative_width)
-    r = c["log_row_cycles"] + log_relative_width - _log(QUERY_TILE_ROWS)
-    cycles = jnp.logaddexp(log_tiles + a, log_rows + r) + fp8 * c["log_tile_fp8"]
-    cycles = cycles + _log_fallback(c["log_fallback_tiles"], log_width)
-    return cycles - _log(device.n_sm) - _log(device.boost_clock_hz)
-
-
-def _log_chain_s(c, device: Device, log_keys, log_width) -> jax.Array:
-    """log seconds of one thread block alone: cycles x (key blocks)^power x width/256.
-
-    power = sigmoid(chain_power): 1 where one block walks all keys, less where they are split.
-    """
-    log_blocks = _at_least(log_keys - _log(KEY_BLOCK_TOKENS), 0.0)
-    cycles = c["log_chain_cycles"] + jax.nn.sigmoid(c["chain_power"]) * log_blocks
-    return cycles + log_width - _log(256.0) - _log(device.boost_clock_hz)
-
-
 def _combine(c, logs: list[jax.Array]) -> tuple[jax.Array, jax.Array]:
-    """Seconds and regime weights [..., 6] from the log terms, the launch floor first."""
-    logs = jnp.stack(jnp.broadcast_arrays(*logs))
+    """Seconds [...] and regime weights [..., 6] from the log terms, the launch floor first."""
+    launch, *work = jnp.broadcast_arrays(*logs)
     p = 1.0 + jnp.exp(c["log_pnorm"])
-    log_work = jax.nn.logsumexp(p * logs[1:], axis=0) / p
-    log_time = jnp.logaddexp(logs[0], log_work)
-    launch = jax.nn.sigmoid(logs[0] - log_work)
-    shares = (1.0 - launch) * jax.nn.softmax(p * logs[1:], axis=0)
-    weights = jnp.concatenate([launch[None], shares])
-    return jnp.exp(log_time), jnp.moveaxis(weights, 0, -1)
+    scaled = p * jnp.stack(work)
+    log_work = jax.nn.logsumexp(scaled, axis=0) / p
+    launch_share = jax.nn.sigmoid(launch - log_work)[None]
+    work_shares = (1.0 - launch_share) * jax.nn.softmax(scaled, axis=0)
+    weights = jnp.concatenate([launch_share, work_shares])
+    return jnp.exp(jnp.logaddexp(launch, log_work)), jnp.moveaxis(weights, 0, -1)
 
 
 def _phase(coefficients: Mapping[str, float], phase: str) -> dict[str, jax.Array]:
-    """The coefficients of one phase, its prefix taken off."""
-    prefix = phase + "_"
-    names = [name for name in DEFAULT_COEFFICIENTS if name.startswith(prefix)]
-    return {n[len(prefix) :]: jnp.asarray(coefficients[n], jnp.float32) for n in names}
+    """The coefficients of one phase without its prefix."""
+    return {name: jnp.asarray(coefficients[f"{phase}_{name}"], jnp.float32) for name in _START}
 
 
 def attention_prefill_time_s(
@@ -238,30 +248,50 @@ def attention_prefill_time_s(
     kv_bytes=2.0,
     l2_residency=1.0,
 ) -> tuple[jax.Array, jax.Array]:
-    """x"""
+    """Seconds of causal attention over a prompt, in one layer, and what the time is made of.
+
+    rows = batch seq_len heads, tiles = batch kv_heads max~(seq_len heads / kv_heads / 128, 1);
+    a tile meets pairs / seq_len + 64 keys on average (half a key block on the diagonal).
+
+    Args:
+        coefficients: the `prefill_` names of `DEFAULT_COEFFICIENTS`.
+        device: data-sheet facts.
+        batch: sequences.
+        seq_len: prompt tokens of each.
+        n_heads: query heads on this device.
+        n_kv_heads: KV heads on this device.
+        head_dim: width of queries and keys.
+        value_head_dim: width of values.
+        window_tokens: sliding window, 0 for full causal attention.
+        kv_bytes: bytes of a cached element, 2 or 1.
+        l2_residency: 1: what fits stays in L2 between runs, as in a kernel benchmark; 0: nothing
+            does, as between the layers of a model.
+
+    Returns:
+        time_s [...] and the regime weights [..., 6] in the order of `ATTENTION_REGIMES`, sum 1.
+    """
     c = _phase(coefficients, "prefill")
-    log_width = _log(jnp.asarray(head_dim, jnp.float32) + value_head_dim)
+    log_width = _log_width(head_dim, value_head_dim)
     fp8 = _fp8_share(kv_bytes)
-    keys = attended_keys(seq_len, window_tokens)
-    pairs = causal_pairs(seq_len, window_tokens)
-    # Query heads of one KV head share tiles: rows = seq_len x group, at least one tile each.
     log_sequences = _log(batch) + _log(n_kv_heads)
     log_rows = _log(batch) + _log(seq_len) + _log(n_heads)
-    log_tiles = log_sequences + _at_least(log_rows - log_sequences - _log(QUERY_TILE_ROWS), 0.0)
-    log_mean_keys = _log(pairs / seq_len + 0.5 * KEY_BLOCK_TOKENS)
-    log_pairs = log_tiles + _log(QUERY_TILE_ROWS) + log_mean_keys
-    log_flops = _log(2.0) + log_width + log_pairs
+    log_rows_each = _log(seq_len) + _log(n_heads) - _log(n_kv_heads)
+    log_tiles = log_sequences + _log_at_least_one(log_rows_each - _log(QUERY_TILE_ROWS))
+    mean_keys = causal_pairs(seq_len, window_tokens) / seq_len + 0.5 * KEY_BLOCK_TOKENS
+    log_pairs = log_tiles + _log(QUERY_TILE_ROWS) + _log(mean_keys)
     log_kv = log_kv_bytes(batch, seq_len, n_kv_heads, head_dim, value_head_dim, kv_bytes)
-    log_rest = _log_query_bytes(batch, seq_len, n_heads, head_dim, value_head_dim)
-    log_exp_rate = _log(device.n_sm) + _log(device.boost_clock_hz) + _log(EXP_PER_CLOCK_AND_SM)
-    return _combine(c, [
-        c["log_launch_s"],
-        _log_tensor_s(c, device, log_flops, log_width, fp8),
-        log_pairs + c["log_exp"] - log_exp_rate,
-        _log_tiles_s(c, device, log_tiles, log_rows, log_width, fp8),
-        _log_chain_s(c, device, _log(keys), log_width),
-        _log_memory_s(c, device, log_kv, log_rest, l2_residency),
-    ])
+    log_bytes = jnp.logaddexp(log_kv, log_rows + log_width + _log(ACTIVATION_BYTES))
+    return _combine(
+        c,
+        [
+            c["log_launch_s"],
+            _log_tensor_s(c, device, _log(2.0) + log_width + log_pairs, log_width, fp8),
+            _log_exp_s(c, device, log_pairs),
+            _log_tiles_s(c, device, log_tiles, log_rows, log_width, fp8),
+            _log_chain_s(c, device, _log(attended_keys(seq_len, window_tokens)), log_width),
+            _log_memory_s(c, device, log_bytes, l2_residency),
+        ],
+    )
 
 
 def attention_decode_time_s(
@@ -277,24 +307,130 @@ def attention_decode_time_s(
     kv_bytes=2.0,
     l2_residency=1.0,
 ) -> tuple[jax.Array, jax.Array]:
-    """x"""
+    """Seconds of one decode step's attention, in one layer, and what the time is made of.
+
+    rows = batch heads, tiles = batch kv_heads max~(heads / kv_heads / 64, 1); the KV cache is read
+    once for all query heads of a KV head.
+
+    Args:
+        context_len: cached tokens that the one query of each sequence may attend to.
+        coefficients, device, batch, n_heads, n_kv_heads, head_dim, value_head_dim, window_tokens,
+            kv_bytes, l2_residency: as in `attention_prefill_time_s`, with the `decode_` names.
+
+    Returns:
+        time_s [...] and the regime weights [..., 6] in the order of `ATTENTION_REGIMES`, sum 1.
+    """
     c = _phase(coefficients, "decode")
-    log_width = _log(jnp.asarray(head_dim, jnp.float32) + value_head_dim)
+    log_width = _log_width(head_dim, value_head_dim)
     fp8 = _fp8_share(kv_bytes)
     keys = attended_keys(context_len, window_tokens)
     log_sequences = _log(batch) + _log(n_kv_heads)
     log_rows = _log(batch) + _log(n_heads)
-    log_tiles = log_sequences + _at_least(log_rows - log_sequences - _log(DECODE_TILE_ROWS), 0.0)
+    log_group = _log(n_heads) - _log(n_kv_heads)
+    log_tiles = log_sequences + _log_at_least_one(log_group - _log(DECODE_TILE_ROWS))
     log_pairs = log_tiles + _log(DECODE_TILE_ROWS) + _log(keys)
-    log_flops = _log(2.0) + log_width + log_pairs
     log_kv = log_kv_bytes(batch, keys, n_kv_heads, head_dim, value_head_dim, kv_bytes)
-    log_rest = _log_query_bytes(batch, 1.0, n_heads, head_dim, value_head_dim)
-    log_exp_rate = _log(device.n_sm) + _log(device.boost_clock_hz) + _log(EXP_PER_CLOCK_AND_SM)
-    return _combine(c, [
-        c["log_launch_s"],
-        _log_tensor_s(c, device, log_flops, log_width, fp8),
-        log_pairs + c["log_exp"] - log_exp_rate,
-        _log_tiles_s(c, device, log_tiles, log_rows, log_width, fp8),
-        _log_chain_s(c, device, _log(keys), log_width),
-        _log_memory_s(c, device, log_kv, log_rest, l2_residency),
-    ])
+    log_bytes = jnp.logaddexp(log_kv, log_rows + log_width + _log(ACTIVATION_BYTES))
+    return _combine(
+        c,
+        [
+            c["log_launch_s"],
+            _log_tensor_s(c, device, _log(2.0) + log_width + log_pairs, log_width, fp8),
+            _log_exp_s(c, device, log_pairs),
+            _log_tiles_s(c, device, log_tiles, log_rows, log_width, fp8),
+            _log_chain_s(c, device, _log(keys), log_width),
+            _log_memory_s(c, device, log_bytes, l2_residency),
+        ],
+    )
+
+
+ATTENTION_TIME_S = {"prefill": attention_prefill_time_s, "decode": attention_decode_time_s}
+"""The two phases by name; `seq_len` and `context_len` are the fourth argument of both."""
+
+
+def fit_attention(
+    phase: str,
+    device: Device,
+    batch,
+    tokens,
+    n_heads,
+    n_kv_heads,
+    head_dim,
+    window_tokens,
+    kv_bytes,
+    time_s,
+    row_weights=None,
+    *,
+    steps: int = 1000,
+    learning_rate: float = 0.05,
+    max_rows: int = 6000,
+    seed: int = 0,
+) -> dict[str, float]:
+    """Coefficients of one phase and device from measured kernel times.
+
+    Minimises the weighted mean of sqrt(r^2 + 0.01^2), r = log(time / measured): close to the mean
+    absolute relative error, little moved by outliers. A weak pull (1e-5 squared) keeps what the
+    rows do not determine near its start. Adam with cosine decay; the same rows give the same fit.
+
+    Args:
+        phase: "prefill" (`tokens` = prompt) or "decode" (`tokens` = context).
+        device: data-sheet facts of the device that was measured.
+        batch, tokens, n_heads, n_kv_heads, head_dim, window_tokens, kv_bytes: arrays [rows].
+        time_s: [rows] measured seconds of one layer.
+        row_weights: [rows] non-negative, or None for equal ones.
+        steps: Adam steps.
+        learning_rate: its first value.
+        max_rows: a random subsample of this size is used where there are more rows.
+        seed: of the subsample.
+
+    Raises:
+        ValueError: an unknown phase, no rows, arrays of unequal length, times not positive.
+    """
+    if phase not in ATTENTION_PHASES:
+        raise ValueError(f"phase must be one of {', '.join(ATTENTION_PHASES)}; got {phase!r}.")
+    weights = np.ones(len(time_s)) if row_weights is None else row_weights
+    shape = [batch, tokens, n_heads, n_kv_heads, head_dim, window_tokens, kv_bytes]
+    columns = [np.asarray(a, np.float64) for a in (*shape, time_s, weights)]
+    rows = len(columns[0])
+    if rows == 0 or any(c.shape != (rows,) for c in columns):
+        shapes = [c.shape for c in columns]
+        raise ValueError(f"Give arrays of one length, at least 1; got {shapes}.")
+    if not (np.all(np.isfinite(columns[7])) and np.all(columns[7] > 0)):
+        raise ValueError("time_s must be positive and finite in every row.")
+    kept = np.random.default_rng(seed).permutation(rows)[:max_rows]
+    columns = [jnp.asarray(c[kept], jnp.float32) for c in columns]
+    names = [name for name in DEFAULT_COEFFICIENTS if name.startswith(phase + "_")]
+    start = {name: jnp.float32(DEFAULT_COEFFICIENTS[name]) for name in names}
+    start[f"{phase}_log_launch_s"] = jnp.float32(np.log(np.quantile(np.asarray(columns[7]), 0.02)))
+    fitted = _adam(_fit_loss(phase, device, columns, start), start, steps, learning_rate)
+    return {name: float(fitted[name]) for name in names}
+
+
+def _fit_loss(phase: str, device: Device, columns: list[jax.Array], start: dict):
+    """The loss of `fit_attention` as a function of the coefficients."""
+    batch, tokens, heads, kv_heads, head_dim, window, kv_bytes, time_s, weights = columns
+    shape = (batch, tokens, heads, kv_heads, head_dim, head_dim, window, kv_bytes)
+    log_measured = jnp.log(time_s)
+    weights = weights / jnp.sum(weights)
+
+    def loss(coefficients):
+        time, _ = ATTENTION_TIME_S[phase](coefficients, device, *shape)
+        residual = jnp.log(time) - log_measured
+        pull = sum(jnp.square(coefficients[name] - start[name]) for name in start)
+        return jnp.sum(weights * jnp.sqrt(jnp.square(residual) + 1e-4)) + 1e-5 * pull
+
+    return loss
+
+
+def _adam(loss, start, steps: int, learning_rate: float):
+    """Where Adam with cosine decay gets from `start` in `steps` full-batch steps."""
+    optimizer = optax.adam(optax.cosine_decay_schedule(learning_rate, steps))
+
+    def step(carry, _):
+        values, state = carry
+        updates, state = optimizer.update(jax.grad(loss)(values), state)
+        return (optax.apply_updates(values, updates), state), None
+
+    run = jax.jit(lambda values: jax.lax.scan(step, (values, optimizer.init(values)), length=steps))
+    (values, _), _ = run(start)
+    return values

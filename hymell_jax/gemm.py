@@ -4,11 +4,11 @@ Published (HYMELL, arXiv 2608.06723, equations 5 and 6): a linear form in eleven
 coefficients in each of five regimes, launch, memory, two balanced, compute. Here the regimes are
 soft gates whose hard limit is the published piecewise form.
 
-Refined: what a library does on the device. It picks the cheapest of a catalogue of thread-block
-tiles and splits of the k loop; each choice costs
+Refined: what a library does on the device. It picks the cheapest of a catalogue of kernels, each a
+thread-block tile and a split of the k loop; a kernel costs
 
-    t_choice = (t_compute^4 + t_cache^4 + t_latency^4 + t_memory^4)^(1/4) + t_split
-    t        = t_launch + softmin over the choices of t_choice
+    t_kernel = (t_compute^8 + t_cache^8 + t_latency^8 + t_memory^8)^(1/8) + t_split
+    t        = t_launch + softmin over the kernels of t_kernel
 
     compute   waves of tiles over the SMs x (FLOPs of a tile / (peak / SMs) x excess + prologue),
               slowed when a long kernel lowers the clock
@@ -53,27 +53,27 @@ LAUNCH_EDGE_FLOPS = 2.0**23
 INTENSITY_EDGES = (81.92, 166.05, 288.91)  # FLOP/byte, bf16, H100 NVL (arXiv 2608.06723)
 PUBLISHED_RIDGE = 835e12 / 3.94e12  # FLOP/byte of the H100 NVL those edges were found on
 
-TILES = (
-    (64, 32), (128, 32), (64, 64), (128, 64), (64, 128), (128, 128),
-    (64, 256), (256, 64), (128, 256), (256, 128), (16, 64), (1, 8),
+_TILES = (
+    (64, 32), (128, 32), (64, 64), (128, 64), (64, 128), (128, 128), (64, 256), (256, 64),
+    (128, 256), (256, 128), (32, 64), (16, 64), (1, 8),
 )  # fmt: skip
-"""Thread-block tiles (rows of m, columns of n); the last is the matrix-vector kernel."""
+_SPLITS = (1, 2, 3, 4, 6, 8, 16, 32)
+_SMALL_TILE = 128 * 128  # larger tiles split k by two at most
 
-SPLITS = (1, 2, 3, 4, 6, 8, 16, 32)
-SMALL_TILE = 128 * 128  # larger tiles split k by two at most
+KERNELS = tuple(
+    (rows, cols, split)
+    for rows, cols in _TILES
+    for split in _SPLITS
+    if rows * cols <= _SMALL_TILE or split <= 2
+)
+"""The catalogue: (rows of m, columns of n, splits of k); tile (1, 8) is the matrix-vector kernel."""
 
-_CHOICES = [
-    (tile, split)
-    for tile, (rows, cols) in enumerate(TILES)
-    for split in SPLITS
-    if rows * cols <= SMALL_TILE or split <= 2
-]
-_TILE = np.array([tile for tile, _ in _CHOICES])
-_SPLIT = np.array([split for _, split in _CHOICES], np.float32)
-_ROWS = np.array([TILES[tile][0] for tile in _TILE], np.float32)
-_COLS = np.array([TILES[tile][1] for tile in _TILE], np.float32)
+OVERLAP = 8  # p-norm of what overlaps inside a kernel
+CHOICE = 128  # sharpness of the soft minimum over kernels
 
-TILE_COEFFICIENTS = (
+_ROWS, _COLS, _SPLIT = (np.array(column, np.float32) for column in zip(*KERNELS, strict=True))
+
+KERNEL_COEFFICIENTS = (
     "log_compute_excess",  # of the tile's FLOPs over its share of the peak, above one
     "log_prologue_s",  # fill and drain of one tile
     "log_latency_s_per_k",  # one thread block alone, seconds per step of k
@@ -100,11 +100,10 @@ SCALAR_COEFFICIENTS = (
 
 def default_coefficients() -> Coefficients:
     """Starting point of a fit: plausible for any data-centre GPU, float32."""
-    n = len(TILES)
-    size = np.array([rows * cols for rows, cols in TILES], np.float64)
-    compute = np.full(n, -1.0) + 0.125 * np.log(128 * 256 / size)
-    compute[-1], latency = 4.0, np.full(n, -0.7 + np.log(1e-9))
-    latency[-1] = -3.0 + np.log(1e-9)
+    n, vector = len(KERNELS), _ROWS == 1
+    size = (_ROWS * _COLS).astype(np.float64)
+    compute = np.where(vector, 4.0, -1.0 + 0.125 * np.log(128 * 256 / size))
+    latency = np.where(vector, -3.0, -0.7) + np.log(1e-9)
     values = {
         "log_compute_excess": compute,
         "log_prologue_s": np.full(n, 1.5 + np.log(1e-7)),
@@ -120,10 +119,10 @@ def default_coefficients() -> Coefficients:
         "log_split_s": 0.7 + np.log(1e-6),
         "log_throttle": -3.0,
         "log_throttle_s": np.log(1e-3),
-        "log_working_set": 1.5,
-        "log_residency_sharpness": 0.8,
-        "log_activation_reuse": 1.0,
-        "log_weight_reuse": -1.0,
+        "log_working_set": 1.0,
+        "log_residency_sharpness": 0.5,
+        "log_activation_reuse": -1.0,
+        "log_weight_reuse": -2.0,
         "log_output_reuse": -1.0,
     }
     return {name: np.asarray(value, np.float32) for name, value in values.items()}
@@ -152,7 +151,7 @@ def _residency(reuse: jax.Array, filled: jax.Array) -> jax.Array:
     return (1.0 + filled) / (1.0 + reuse + filled)
 
 
-def _choice_terms(
+def _kernel_terms(
     c: Coefficients,
     device: Device,
     m: jax.Array,
@@ -163,29 +162,26 @@ def _choice_terms(
     groups: jax.Array,
     streaming_weights: jax.Array,
 ) -> dict[str, jax.Array]:
-    """Seconds of each term of each choice of tile and split, arrays [n_choices]."""
-
-    def tile(name):
-        return c[name][_TILE]
+    """Seconds of each term of each kernel, arrays [n_kernels]."""
 
     peak = peak_rate(device, jnp.maximum(weight_bytes, activation_bytes))
     bandwidth, n_sm = device.memory_bytes_per_s, device.n_sm
-    grid_rows = partial_ceil(m / _ROWS, jax.nn.sigmoid(tile("row_quantisation")))
+    grid_rows = partial_ceil(m / _ROWS, jax.nn.sigmoid(c["row_quantisation"]))
     grid_cols = jnp.ceil(n / _COLS)
     waves = groups * grid_rows * grid_cols * _SPLIT / n_sm
     depth = k / _SPLIT
 
-    hard = jax.nn.sigmoid(tile("wave_quantisation"))
+    hard = jax.nn.sigmoid(c["wave_quantisation"])
     paid_waves = hard * jnp.ceil(waves) + (1.0 - hard) * jnp.sqrt(1.0 + waves * waves)
-    excess = 1.0 + jnp.exp(tile("log_compute_excess"))
+    excess = 1.0 + jnp.exp(c["log_compute_excess"])
     tile_s = 2.0 * _ROWS * _COLS * depth / (peak / n_sm) * excess
-    compute = paid_waves * (tile_s + jnp.exp(tile("log_prologue_s")))
+    compute = paid_waves * (tile_s + jnp.exp(c["log_prologue_s"]))
     slow = jnp.exp(c["log_throttle"]) * compute / (compute + jnp.exp(c["log_throttle_s"]))
     compute = compute * (1.0 + slow)
 
     loaded = (_ROWS * activation_bytes + _COLS * weight_bytes) * depth
     cache = waves * loaded / (bandwidth / n_sm) * jnp.exp(c["log_cache_cost"])
-    latency = depth * jnp.exp(tile("log_latency_s_per_k"))
+    latency = depth * jnp.exp(c["log_latency_s_per_k"])
 
     activations = groups * m * k * activation_bytes
     weights = groups * n * k * weight_bytes
@@ -198,7 +194,7 @@ def _choice_terms(
     input_cost = (1.0 + jnp.exp(c["log_input_excess"])) / bandwidth
     output_cost = (1.0 + jnp.exp(c["log_output_excess"])) / bandwidth
     weight_waves = groups * grid_cols * _SPLIT / n_sm
-    uneven = jax.nn.sigmoid(tile("weight_quantisation"))
+    uneven = jax.nn.sigmoid(c["weight_quantisation"])
     weight_loss = 1.0 - uneven + uneven * jnp.ceil(weight_waves) / weight_waves
     memory = (
         activations * input_cost * _residency(jnp.exp(c["log_activation_reuse"]), filled)
@@ -226,12 +222,12 @@ def gemm_time(
     activation_bytes: jax.Array = 2.0,
     groups: jax.Array = 1.0,
     streaming_weights: jax.Array = 0.0,
-    sharpness: int = 32,
+    sharpness: int = CHOICE,
 ) -> tuple[jax.Array, jax.Array]:
     """Refined seconds of one product, and the share of each of `BOUNDS`; scalar inputs.
 
     Args:
-        coefficients: as named in `TILE_COEFFICIENTS` [n_tiles] and `SCALAR_COEFFICIENTS` [].
+        coefficients: as named in `KERNEL_COEFFICIENTS` [n_kernels] and `SCALAR_COEFFICIENTS` [].
         device: data sheet.
         m, n, k: shape of the product, at least one, whole or relaxed.
         weight_bytes: per element of the (k x n) operand.
@@ -245,11 +241,11 @@ def gemm_time(
         (time_s [], shares [n_bounds]); shares are non-negative and sum to one.
     """
     c = coefficients
-    terms = _choice_terms(
+    terms = _kernel_terms(
         c, device, m, n, k, weight_bytes, activation_bytes, groups, streaming_weights
     )
     work = [terms[name] for name in ("compute", "cache", "latency", "memory")]
-    body = smooth_maximum(*work)
+    body = smooth_maximum(*work, sharpness=OVERLAP)
     total = body + terms["split"]
     compute = groups * floating_operations(m, n, k) / peak_rate(
         device, jnp.maximum(weight_bytes, activation_bytes)
@@ -261,7 +257,7 @@ def gemm_time(
 
     chosen = power_of_two(jnp.min(total) / total, sharpness)
     chosen = chosen / jnp.sum(chosen) * best / (total * time_s)
-    shares = [jnp.sum(chosen * body * power_of_two(term / body, 4)) for term in work]
+    shares = [jnp.sum(chosen * body * power_of_two(term / body, OVERLAP)) for term in work]
     split = jnp.sum(chosen * terms["split"])
     return time_s, jnp.stack([launch / time_s, *shares, split])
 

@@ -1,4 +1,4 @@
-"""The cost model: a device with its fitted numbers, and `predict`, one signature for every level."""
+"""The cost model: a device with its fitted numbers, and `predict`, one call for every level."""
 
 from __future__ import annotations
 

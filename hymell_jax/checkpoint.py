@@ -1,0 +1,255 @@
+"""Fitted models on disk: one readable JSON per device, runtime and compute format. No pickle.
+
+A checkpoint holds the level-1 coefficients by operator, the ranges that they were fitted on, where
+the rows came from, how the fit was made, its errors on train and test, and five rows of input and
+output that the tests replay. Numbers are float32 and survive the text exactly. Shipped files lie
+in `checkpoints/` at the top of the repository and inside the wheel.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+import re
+from collections.abc import Mapping
+from importlib import resources
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from hymell_jax import attention, collectives, devices, gemm, power, rowwise
+from hymell_jax.files import read_json, write_whole
+from hymell_jax.model import Card, CostModel
+from hymell_jax.operators import STREAM_PARTS
+from hymell_jax.types import DTYPES
+
+FORMAT_VERSION = 1
+
+_LINEAR_COEFFICIENTS = ("log_launch_s", "log_compute_excess", "log_memory_excess")
+DOMAIN_FIELDS = tuple(f"gemm_log_{name}_{end}" for name in "mnk" for end in ("min", "max"))
+
+
+def default_linear_coefficients() -> dict[str, np.ndarray]:
+    """Gated delta net: a tenth of the tensor peak, two thirds of the bandwidth; not fitted."""
+    return {
+        "log_launch_s": np.float32(math.log(8e-6)),
+        "log_compute_excess": np.float32(math.log(9.0)),
+        "log_memory_excess": np.float32(math.log(0.5)),
+    }
+
+
+def schema() -> dict[str, Any]:
+    """Names and shapes of all coefficients, a tree of zero arrays."""
+    kernels = {name: np.zeros(len(gemm.KERNELS), np.float32) for name in gemm.KERNEL_COEFFICIENTS}
+    scalars = {name: np.float32(0) for name in gemm.SCALAR_COEFFICIENTS}
+    stream = {
+        part: {name: np.float32(0) for name in rowwise.COEFFICIENTS} for part in STREAM_PARTS
+    }
+    return {
+        "gemm": {**kernels, **scalars},
+        "stream": {**stream, "residual_fused": np.float32(0)},
+        "attention": {name: np.float32(0) for name in attention.DEFAULT_COEFFICIENTS},
+        "linear": {name: np.float32(0) for name in _LINEAR_COEFFICIENTS},
+        "collectives": {name: np.float32(0) for name in collectives.COLLECTIVE_COEFFICIENTS},
+        "power": {name: np.float32(0) for name in power.POWER_COEFFICIENTS},
+    }
+
+
+def _plain(tree: Any) -> Any:
+    """Arrays to numbers and lists; each float32 as its shortest text that reads back exactly."""
+    if isinstance(tree, Mapping):
+        return {key: _plain(value) for key, value in tree.items()}
+    values = np.asarray(tree, np.float32)
+    if values.ndim == 0:
+        return float(str(values[()]))
+    return [_plain(value) for value in values]
+
+
+def file_name(device: str, runtime: str, dtype: str) -> str:
+    """Relative path of a checkpoint: device/runtime--dtype.json."""
+    safe = re.sub(r"[^A-Za-z0-9._-]", "_", f"{runtime}--{dtype}")
+    return f"{re.sub(r'[^A-Za-z0-9._-]', '_', device)}/{safe}.json"
+
+
+def save(content: Mapping[str, Any], folder: str | os.PathLike[str]) -> Path:
+    """Write a checkpoint whole or not at all; returns its path.
+
+    Args:
+        content: as `fit_level1` returns it; coefficients and domain may hold arrays.
+        folder: of all checkpoints; the device's folder is made inside it.
+
+    Raises:
+        ValueError: the folder cannot be written.
+    """
+    path = Path(folder) / file_name(content["device"], content["runtime"], content["dtype"])
+    plain = dict(content)
+    for field in ("coefficients", "domain"):
+        plain[field] = _plain(content[field])
+    text = json.dumps(plain, indent=1, allow_nan=False)
+    text = re.sub(r"\[\s+([-0-9.e+,\s]+?)\s+\]", _one_line, text)
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise ValueError(f"The folder {str(path.parent)!r} cannot be made: {error}.") from error
+    write_whole(path, text + "\n")
+    return path
+
+
+def _one_line(match: re.Match[str]) -> str:
+    return "[" + " ".join(match.group(1).split()) + "]"
+
+
+def _checked(expected: Any, found: Any, where: str) -> Any:
+    """The found tree as float32 arrays of the expected names and shapes."""
+    if isinstance(expected, Mapping):
+        if not isinstance(found, Mapping):
+            raise ValueError(f"{where} must be an object.")
+        missing = [name for name in expected if name not in found]
+        unknown = [name for name in found if name not in expected]
+        if missing or unknown:
+            problem = f"lacks {missing[0]!r}" if missing else f"has an unknown {unknown[0]!r}"
+            raise ValueError(f"{where} {problem}.")
+        return {n: _checked(expected[n], found[n], f"{where}.{n}") for n in expected}
+    shape = np.shape(expected)
+    items = found if isinstance(found, list) else [found]
+    numbers = all(isinstance(x, int | float) and not isinstance(x, bool) for x in items)
+    if not numbers or np.shape(found) != shape:
+        raise ValueError(f"{where} must be numbers of shape {shape}.")
+    with np.errstate(over="ignore"):
+        values = np.asarray(found, np.float32)
+    if not np.isfinite(values).all() or (np.abs(values) > 1e4).any():
+        raise ValueError(f"{where} must be finite numbers within 1e4.")
+    return values
+
+
+def _model(content: Any, where: str, spec: devices.DeviceSpec | None = None) -> CostModel:
+    if not isinstance(content, dict):
+        raise ValueError(f"{where} is not a checkpoint: it holds no object.")
+    if content.get("format_version") != FORMAT_VERSION:
+        raise ValueError(
+            f"{where} has format_version {content.get('format_version')!r}; this version of the "
+            f"package reads {FORMAT_VERSION}."
+        )
+    for field in ("device", "runtime", "dtype", "coefficients", "domain"):
+        if field not in content:
+            raise ValueError(f"{where} is not a checkpoint: it lacks {field!r}.")
+    for field in ("device", "runtime", "dtype"):
+        if not isinstance(content[field], str):
+            raise ValueError(f"{where}: {field} must be a string.")
+    coefficients = _checked(schema(), content["coefficients"], f"{where}: coefficients")
+    domain = _checked(
+        {name: np.float32(0) for name in DOMAIN_FIELDS}, content["domain"], f"{where}: domain"
+    )
+    if spec is None:
+        spec = devices.get_device(content.get("device_file") or content["device"])
+    provenance = {
+        key: value
+        for key, value in content.items()
+        if key not in ("coefficients", "domain", "published", "replay", "errors", "device_file")
+    }
+    card = Card(spec.name, content["runtime"], content["dtype"], provenance)
+    return CostModel(device=spec.device, coefficients=coefficients, domain=domain, card=card)
+
+
+def read(
+    device: str, runtime: str, dtype: str, folder: str | os.PathLike[str] | None = None
+) -> dict[str, Any]:
+    """The content of one checkpoint, checked, its coefficients as float32 arrays.
+
+    Raises:
+        ValueError: missing or damaged.
+    """
+    root = Path(folder) if folder else shipped_folder()
+    path = root / file_name(device, runtime, dtype)
+    content = read_json(path, "checkpoint")
+    model = _model(content, f"Checkpoint {path.name!r}")
+    return {**content, "coefficients": model.coefficients, "domain": model.domain}
+
+
+def load_file(path: str | os.PathLike[str]) -> CostModel:
+    """A model from one checkpoint file.
+
+    Raises:
+        ValueError: the file is missing, damaged, of another version, or a number in it is not one.
+    """
+    return _model(read_json(path, "checkpoint"), f"Checkpoint {str(path)!r}")
+
+
+def shipped_folder() -> Path:
+    """The folder of shipped checkpoints: inside the installed package, or of the repository."""
+    inside = Path(str(resources.files("hymell_jax"))) / "checkpoints"
+    return inside if inside.is_dir() else Path(__file__).resolve().parent.parent / "checkpoints"
+
+
+def available(folder: str | os.PathLike[str] | None = None) -> list[tuple[str, str, str]]:
+    """(device, runtime, dtype) of the checkpoints in a folder, sorted; by default those shipped."""
+    root = Path(folder) if folder else shipped_folder()
+    found = []
+    for path in sorted(root.glob("*/*--*.json")):
+        runtime, _, dtype = path.stem.rpartition("--")
+        found.append((path.parent.name, runtime, dtype))
+    return found
+
+
+def version_key(runtime: str) -> tuple[int, ...]:
+    """Order of the versions of a runtime: the numbers in its name."""
+    return tuple(int(x) for x in re.findall(r"\d+", runtime))
+
+
+def _choose_runtime(runtimes: list[str], device: str, dtype: str, runtime: str | None) -> str:
+    if runtime is None:
+        serving = [r for r in runtimes if r.startswith("vllm")]
+        return max(serving or runtimes, key=version_key)
+    if runtime in runtimes:
+        return runtime
+    raise ValueError(
+        f"No checkpoint of {device} in {dtype} for the runtime {runtime!r}; there are: "
+        f"{', '.join(sorted(runtimes))}."
+    )
+
+
+def load(
+    device: str | os.PathLike[str] | Mapping[str, Any],
+    runtime: str | None = None,
+    dtype: str = "bf16",
+    folder: str | os.PathLike[str] | None = None,
+) -> CostModel:
+    """The cost model of a device.
+
+    A device without measurements of its own takes the coefficients of the most alike measured one
+    (they are relative to the data sheet) and says so: `card.provenance["time"]` and `["energy"]`
+    are then "transferred".
+
+    Args:
+        device: exact name, or a JSON file or dict of data-sheet facts.
+        runtime: such as "vllm-0.24.0"; by default the newest that was measured.
+        dtype: "bf16" or "fp8".
+        folder: of checkpoints; by default those shipped.
+
+    Raises:
+        ValueError: an unknown device, runtime or dtype, or a damaged checkpoint.
+    """
+    if dtype not in DTYPES:
+        raise ValueError(f"dtype must be one of {', '.join(DTYPES)}; got {dtype!r}.")
+    spec = devices.get_device(device)
+    here = [entry for entry in available(folder) if entry[2] == dtype]
+    if not here:
+        raise ValueError(f"There are no checkpoints for {dtype} in {str(folder or 'the package')}.")
+    measured = {name for name, _, _ in here}
+    source = spec.name if spec.name in measured else None
+    transferred = source is None
+    if transferred:
+        source = devices.nearest_measured(spec, sorted(measured))
+    runtimes = [r for name, r, _ in here if name == source]
+    chosen = _choose_runtime(runtimes, source, dtype, runtime)
+    root = Path(folder) if folder else shipped_folder()
+    path = root / file_name(source, chosen, dtype)
+    model = _model(read_json(path, "checkpoint"), f"Checkpoint {str(path.name)!r}", spec)
+    if transferred:
+        model.card.provenance.update(
+            time="transferred", energy="transferred", transferred_from=source
+        )
+    return model
+

@@ -1,0 +1,175 @@
+"""A prediction as a plain dictionary: what `--json` prints and tables are made from."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import numpy as np
+
+from hymell_jax import parameters
+from hymell_jax.analytical import BOUNDS
+from hymell_jax.gemm import REGIMES
+from hymell_jax.hf import HFModel
+from hymell_jax.model import CostModel, Phase, Prediction, predict
+from hymell_jax.operators import PARTS
+from hymell_jax.types import Workload
+
+EXCLUDED = "scheduling, sampling, tokenising, host work between kernels and model loading"
+"""What a sum of kernels leaves out."""
+
+
+def _number(leaf: Any) -> float:
+    value = float(np.asarray(leaf))
+    if not math.isfinite(value):
+        raise ValueError("The prediction is not finite: the sizes are beyond float32. Reduce them.")
+    return value
+
+
+def _parts(phase: Phase) -> dict[str, dict[str, Any]]:
+    """Every part that takes time: seconds, joules, share, FLOPs, bytes, regimes and bounds."""
+    costs = {
+        name: np.asarray(getattr(phase.parts, name), np.float64)
+        for name in ("time_s", "energy_j", "flops", "memory_bytes", "bounds", "regimes")
+    }
+    total = costs["time_s"].sum()
+    found = {}
+    for index in np.argsort(-costs["time_s"], kind="stable"):
+        time_s = float(costs["time_s"][index])
+        if time_s <= 0:
+            continue
+        bounds, regimes = costs["bounds"][index], costs["regimes"][index]
+        found[PARTS[index]] = {
+            "time_s": time_s,
+            "energy_j": float(costs["energy_j"][index]),
+            "share": time_s / total,
+            "flops": float(costs["flops"][index]),
+            "memory_bytes": float(costs["memory_bytes"][index]),
+            "regimes": dict(zip(REGIMES, map(float, regimes), strict=True)),
+            "bound": BOUNDS[int(bounds.argmax())],
+            "bound_shares": {
+                name: float(share) for name, share in zip(BOUNDS, bounds, strict=True) if share > 0
+            },
+        }
+    return found
+
+
+def warnings_of(model: CostModel, hf: HFModel, prediction: Prediction) -> list[str]:
+    """Plain sentences on what a reader should know before believing the numbers."""
+    found = list(hf.notes)
+    provenance = model.card.provenance
+    source = provenance.get("transferred_from")
+    if provenance.get("time") == "transferred":
+        found.append(
+            f"No measurements of {model.card.device}: coefficients carried over from {source} by "
+            "data-sheet ratios."
+        )
+    elif provenance.get("energy") == "transferred":
+        found.append(
+            f"Power of {model.card.device} was not measured: energy carried over from "
+            f"{provenance.get('energy_from')} by data-sheet ratios."
+        )
+    distance = _number(prediction.domain_distance)
+    if distance > math.log(2.0):
+        found.append(
+            f"A matrix is {math.exp(distance):.1f} times outside the measured sizes: the answer "
+            "is an extrapolation."
+        )
+    if not bool(prediction.memory.fits):
+        needed = _number(prediction.memory.total_bytes) / 1e9
+        capacity = _number(prediction.memory.capacity_bytes) / 1e9
+        found.append(f"It does not fit: {needed:.1f} GB needed, {capacity:.1f} GB there.")
+    return found
+
+
+def check_fits(prediction: Prediction, model: CostModel, name: str) -> None:
+    """Refuse a workload that does not fit on the device.
+
+    Raises:
+        ValueError: more memory is needed than there is; says how much and what would help.
+    """
+    memory = prediction.memory
+    if bool(memory.fits):
+        return
+    gigabytes = {
+        part: _number(getattr(memory, f"{part}_bytes")) / 1e9
+        for part in ("weights", "kv_cache", "activations", "capacity")
+    }
+    raise ValueError(
+        f"{name} does not fit on {model.card.device}: weights {gigabytes['weights']:.1f} GB, KV "
+        f"cache {gigabytes['kv_cache']:.1f} GB and activations {gigabytes['activations']:.1f} GB "
+        f"against {gigabytes['capacity']:.1f} GB. Take a smaller batch, prompt or output, fp8, "
+        "more GPUs (--tensor-parallel), or --ignore-memory."
+    )
+
+
+def summarise(
+    model: CostModel, hf: HFModel, work: Workload, level: int = 1, check_memory: bool = True
+) -> dict[str, Any]:
+    """Predict one workload and lay everything out; all numbers finite Python floats, SI units.
+
+    Args:
+        model: of the device.
+        hf: the model to run.
+        work: the workload.
+        level: that answers.
+        check_memory: refuse what does not fit.
+
+    Raises:
+        ValueError: it does not fit, or the numbers leave float32.
+    """
+    prediction = predict(model, hf.architecture, work)
+    if check_memory:
+        check_fits(prediction, model, hf.name)
+    total, active = parameters.exact_parameters(hf.architecture)
+    cache = parameters.kv_cache_elements_per_token(hf.architecture)
+    provenance = dict(model.card.provenance)
+    provenance.setdefault("time", "fitted")
+    return {
+        "model": hf.name,
+        "device": model.card.device,
+        "runtime": model.card.runtime,
+        "dtype": model.card.dtype,
+        "level": level,
+        "workload": {
+            name: _number(getattr(work, name))
+            for name in (
+                "batch_size", "prompt_tokens", "output_tokens", "kv_bytes", "tensor_parallel",
+                "expert_parallel",
+            )
+        },
+        "parameters": {"total": total, "active": active},
+        "prefill": {
+            "time_s": _number(prediction.prefill.time_s),
+            "energy_j": _number(prediction.prefill.energy_j),
+            "power_w": _number(prediction.prefill.power_w),
+        },
+        "decode": {
+            "time_per_token_s": _number(prediction.decode.time_s),
+            "energy_per_token_j": _number(prediction.decode_energy_per_token_j),
+            "energy_per_step_j": _number(prediction.decode.energy_j),
+            "power_w": _number(prediction.decode.power_w),
+        },
+        "total": {
+            "time_s": _number(prediction.total_time_s),
+            "energy_j": _number(prediction.total_energy_j),
+            "energy_wh": _number(prediction.total_energy_j) / 3600.0,
+            "output_tokens_per_s": _number(prediction.output_tokens_per_s),
+        },
+        "memory": {
+            "weights_bytes": _number(prediction.memory.weights_bytes),
+            "kv_cache_bytes": _number(prediction.memory.kv_cache_bytes),
+            "kv_cache_bytes_per_token": _number(
+                (cache.full_layers + cache.windowed_layers) * work.kv_bytes
+            ),
+            "activations_bytes": _number(prediction.memory.activations_bytes),
+            "capacity_bytes": _number(prediction.memory.capacity_bytes),
+            "fits": bool(prediction.memory.fits),
+        },
+        "parts": {"prefill": _parts(prediction.prefill), "decode": _parts(prediction.decode)},
+        "in_domain": bool(prediction.in_domain),
+        "domain_distance": _number(prediction.domain_distance),
+        "excluded": EXCLUDED,
+        "warnings": warnings_of(model, hf, prediction),
+        "provenance": provenance,
+    }
