@@ -95,9 +95,14 @@ log_pnorm                p = 1 + e; 1 adds the terms up, infinity overlaps them 
 """
 
 
+def _float(x) -> jax.Array:
+    """A floating array of the input's own width: sizes may come as integers."""
+    return 1.0 * jnp.asarray(x)
+
+
 def _log(x) -> jax.Array:
     """Natural log of a positive size, in float32."""
-    return jnp.log(jnp.asarray(x, jnp.float32))
+    return jnp.log(_float(x))
 
 
 def _log_at_least_one(log_x: jax.Array) -> jax.Array:
@@ -107,13 +112,13 @@ def _log_at_least_one(log_x: jax.Array) -> jax.Array:
 
 def _log_width(head_dim, value_head_dim) -> jax.Array:
     """log (d_k + d_v)."""
-    return _log(jnp.asarray(head_dim, jnp.float32) + value_head_dim)
+    return _log(_float(head_dim) + value_head_dim)
 
 
 def attended_keys(tokens, window_tokens=0.0) -> jax.Array:
     """Keys that the last query sees: min(tokens, window), all tokens where the window is 0."""
-    tokens = jnp.asarray(tokens, jnp.float32)
-    window = jnp.asarray(window_tokens, jnp.float32)
+    tokens = _float(tokens)
+    window = _float(window_tokens)
     return jnp.where(window > 0, jnp.minimum(window, tokens), tokens)
 
 
@@ -122,7 +127,7 @@ def causal_pairs(tokens, window_tokens=0.0) -> jax.Array:
 
     Without a window w = s, which gives s (s + 1) / 2.
     """
-    tokens = jnp.asarray(tokens, jnp.float32)
+    tokens = _float(tokens)
     keys = attended_keys(tokens, window_tokens)
     return keys * (0.5 * (2.0 * tokens - keys + 1.0))
 
@@ -161,7 +166,7 @@ def attention_bound_s(
 
 def _fp8_share(kv_bytes) -> jax.Array:
     """0 at 2 bytes an element, 1 at 1 byte."""
-    return jnp.clip(1.0 - jnp.log2(jnp.asarray(kv_bytes, jnp.float32)), 0.0, 1.0)
+    return jnp.clip(1.0 - jnp.log2(_float(kv_bytes)), 0.0, 1.0)
 
 
 def _log_fallback(log_excess, log_width) -> jax.Array:
@@ -232,7 +237,7 @@ def _combine(c, logs: list[jax.Array]) -> tuple[jax.Array, jax.Array]:
 
 def _phase(coefficients: Mapping[str, float], phase: str) -> dict[str, jax.Array]:
     """The coefficients of one phase without its prefix."""
-    return {name: jnp.asarray(coefficients[f"{phase}_{name}"], jnp.float32) for name in _START}
+    return {name: _float(coefficients[f"{phase}_{name}"]) for name in _START}
 
 
 def attention_prefill_time_s(

@@ -104,12 +104,12 @@ def attention_features(
     )  # fmt: skip
 
     def log2(x):
-        return jnp.log2(jnp.asarray(x, jnp.float32))
+        return jnp.log2(1.0 * jnp.asarray(x))
 
     keys = log2(attended_keys(tokens, window_tokens))
     queries = log2(tokens) if phase == "prefill" else jnp.zeros_like(log2(tokens))
     b, h, kv, sm = log2(batch), log2(n_heads), log2(n_kv_heads), log2(device.n_sm)
-    width = log2(0.5 * (jnp.asarray(head_dim, jnp.float32) + value_head_dim))
+    width = log2(0.5 * (1.0 * jnp.asarray(head_dim) + value_head_dim))
     group, l2 = h - kv, log2(device.l2_bytes)
     tile, half_tile = log2(QUERY_TILE_ROWS), log2(DECODE_TILE_ROWS)
     rows = queries + group
@@ -129,7 +129,7 @@ def attention_features(
         keys,
         log2(tokens) - keys,
         jnp.where(jnp.asarray(window_tokens) > 0, 1.0, 0.0),
-        2.0 - jnp.asarray(kv_bytes, jnp.float32),
+        2.0 - 1.0 * jnp.asarray(kv_bytes),
         b + kv + jnp.maximum(rows - tile, 0.0) - sm,
         b + h + jnp.maximum(queries - tile, 0.0) - sm,
         b + kv + keys + width + 1.0 + log2(kv_bytes) - l2,

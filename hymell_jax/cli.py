@@ -231,8 +231,10 @@ def fit(level, device, runtime, dtype, folder, out, seeds, operators, resume) ->
     chosen = recipes.fittable(root, device, runtime, dtype)
     done = set(checkpoint.available(out)) if resume else set()
     with _progress() as report:
-        if operators or not recipes.operator_file(out, "rmsnorm").is_file():
-            recipes.save_operators(recipes.fit_operators(root, progress=report), out)
+        for operator in recipes.operators_in(root):
+            if operators or not recipes.operator_file(out, operator).is_file():
+                fitted = recipes.fit_operator(root, operator, progress=report)
+                recipes.save_operator(fitted, out)
         for name, engine, element in chosen:
             if (name, engine, element) in done:
                 continue

@@ -10,7 +10,7 @@ thread-block tile and a split of the k loop; a kernel costs
     t_kernel = (t_compute^8 + t_cache^8 + t_latency^8 + t_memory^8)^(1/8) + t_split
     t        = t_launch + softmin over the kernels of t_kernel
 
-    compute   waves of tiles over the SMs x (FLOPs of a tile / (peak / SMs) x excess + prologue),
+    compute   waves of tiles over the SMs x (FLOPs of a tile / (peak / SMs) x cost + prologue),
               slowed when a long kernel lowers the clock
     cache     bytes that tiles read through L2, shared by the SMs
     latency   one thread block alone walks its share of k
@@ -19,9 +19,9 @@ thread-block tile and a split of the k loop; a kernel costs
     split     partial sums of a split k loop, written and added up
 
 Every term is positive and non-decreasing in m, n and k, and so are the p-norm and the soft
-minimum: time is monotone by construction. Excesses over the data sheet are at least one, so the
-time is never below the roofline (`streaming_weights=1` also takes L2 from the weights). Grouped
-products (experts) are the same with `groups` times the tiles and operands.
+minimum: time is monotone by construction, and it is never let below FLOPs over peak, nor, with
+`streaming_weights=1`, below the weights over the bandwidth. Grouped products (experts) are the same
+with `groups` times the tiles and operands.
 
 The regimes of the refined form are the five ordered gates on ln(t_compute / t_memory) at the
 published edges over the ridge point of the published device, plus the launch gate.
@@ -66,7 +66,7 @@ KERNELS = tuple(
     for split in _SPLITS
     if rows * cols <= _SMALL_TILE or split <= 2
 )
-"""The catalogue: (rows of m, columns of n, splits of k); tile (1, 8) is the matrix-vector kernel."""
+"""The catalogue: (rows of m, columns of n, splits of k); (1, 8) is the matrix-vector kernel."""
 
 OVERLAP = 8  # p-norm of what overlaps inside a kernel
 CHOICE = 128  # sharpness of the soft minimum over kernels
@@ -74,7 +74,7 @@ CHOICE = 128  # sharpness of the soft minimum over kernels
 _ROWS, _COLS, _SPLIT = (np.array(column, np.float32) for column in zip(*KERNELS, strict=True))
 
 KERNEL_COEFFICIENTS = (
-    "log_compute_excess",  # of the tile's FLOPs over its share of the peak, above one
+    "log_compute_cost",  # of the tile's FLOPs, relative to an SM's share of the peak
     "log_prologue_s",  # fill and drain of one tile
     "log_latency_s_per_k",  # one thread block alone, seconds per step of k
     "row_quantisation",  # logit: how much of a partly filled row of tiles is paid for
@@ -91,7 +91,7 @@ SCALAR_COEFFICIENTS = (
     "log_throttle",  # greatest slowdown of long compute-bound kernels
     "log_throttle_s",  # duration at which half of it has come
     "log_working_set",  # bytes that compete for L2, relative to the operands
-    "log_residency_sharpness",
+    "residency_sharpness",  # logit: exponent between one and eight
     "log_activation_reuse",  # L2 speed-up of each operand, minus one
     "log_weight_reuse",
     "log_output_reuse",
@@ -102,10 +102,10 @@ def default_coefficients() -> Coefficients:
     """Starting point of a fit: plausible for any data-centre GPU, float32."""
     n, vector = len(KERNELS), _ROWS == 1
     size = (_ROWS * _COLS).astype(np.float64)
-    compute = np.where(vector, 4.0, -1.0 + 0.125 * np.log(128 * 256 / size))
+    compute = np.where(vector, 4.0, 0.2 + 0.125 * np.log(128 * 256 / size))
     latency = np.where(vector, -3.0, -0.7) + np.log(1e-9)
     values = {
-        "log_compute_excess": compute,
+        "log_compute_cost": compute,
         "log_prologue_s": np.full(n, 1.5 + np.log(1e-7)),
         "log_latency_s_per_k": latency,
         "row_quantisation": np.full(n, 0.5),
@@ -120,7 +120,7 @@ def default_coefficients() -> Coefficients:
         "log_throttle": -3.0,
         "log_throttle_s": np.log(1e-3),
         "log_working_set": 1.0,
-        "log_residency_sharpness": 0.5,
+        "residency_sharpness": -1.0,
         "log_activation_reuse": -1.0,
         "log_weight_reuse": -2.0,
         "log_output_reuse": -1.0,
@@ -173,8 +173,7 @@ def _kernel_terms(
 
     hard = jax.nn.sigmoid(c["wave_quantisation"])
     paid_waves = hard * jnp.ceil(waves) + (1.0 - hard) * jnp.sqrt(1.0 + waves * waves)
-    excess = 1.0 + jnp.exp(c["log_compute_excess"])
-    tile_s = 2.0 * _ROWS * _COLS * depth / (peak / n_sm) * excess
+    tile_s = 2.0 * _ROWS * _COLS * depth / (peak / n_sm) * jnp.exp(c["log_compute_cost"])
     compute = paid_waves * (tile_s + jnp.exp(c["log_prologue_s"]))
     slow = jnp.exp(c["log_throttle"]) * compute / (compute + jnp.exp(c["log_throttle_s"]))
     compute = compute * (1.0 + slow)
@@ -186,19 +185,21 @@ def _kernel_terms(
     activations = groups * m * k * activation_bytes
     weights = groups * n * k * weight_bytes
     results = groups * m * n * 2.0
-    log_filled = (1.0 + jnp.exp(c["log_residency_sharpness"])) * (
+    sharpness = 1.0 + 7.0 * jax.nn.sigmoid(c["residency_sharpness"])
+    log_filled = sharpness * (
         jnp.log((activations + weights + results) / device.l2_bytes) + c["log_working_set"]
     )
     filled = jnp.exp(jnp.minimum(log_filled, 60.0))
     weight_reuse = jnp.exp(c["log_weight_reuse"]) * (1.0 - streaming_weights)
     input_cost = (1.0 + jnp.exp(c["log_input_excess"])) / bandwidth
     output_cost = (1.0 + jnp.exp(c["log_output_excess"])) / bandwidth
-    weight_waves = groups * grid_cols * _SPLIT / n_sm
+    weight_waves = groups * n / _COLS * _SPLIT / n_sm
+    whole_waves = jnp.ceil(weight_waves) * n_sm * _COLS * k * weight_bytes / _SPLIT
     uneven = jax.nn.sigmoid(c["weight_quantisation"])
-    weight_loss = 1.0 - uneven + uneven * jnp.ceil(weight_waves) / weight_waves
+    read = (1.0 - uneven) * weights + uneven * whole_waves
     memory = (
         activations * input_cost * _residency(jnp.exp(c["log_activation_reuse"]), filled)
-        + weights * input_cost * _residency(weight_reuse, filled) * weight_loss
+        + read * input_cost * _residency(weight_reuse, filled)
         + results * output_cost * _residency(jnp.exp(c["log_output_reuse"]), filled)
     )
     partial_sums = results / bandwidth * 2.0 * _SPLIT * jnp.exp(c["log_split_cost"])

@@ -1,6 +1,6 @@
 """How the shipped checkpoints are made: which rows feed which operator, and what is carried over.
 
-`fit_operators` fits the row-wise operators of every device that has them; `fit_level1` makes one
+`fit_operator` fits a row-wise operator on every device that has rows of it; `fit_level1` makes one
 checkpoint per device, runtime and compute format. What a device has no rows for comes from the most
 alike device that has, and the checkpoint says so.
 """
@@ -86,23 +86,27 @@ def _layer_part_rows(frame: pd.DataFrame, operator: str) -> pd.DataFrame:
     return rows[rows["time_s"] > 0].reset_index(drop=True)
 
 
-def fit_operators(
-    folder: Path, *, seed: int = 0, progress: Progress | None = None
-) -> dict[str, dict[str, Any]]:
-    """Fits of every row-wise operator and device in the tables, by operator."""
-    found = {}
-    for operator in ROWWISE_OPERATORS:
-        table = "blocks/layer_parts_vidur"
-        if operator in ("rmsnorm", "softmax", "layernorm"):
-            table = f"operators/{operator}"
-        if data.has_table(folder, table):
-            found[operator] = _fit_operator(folder, operator, seed, progress)
+def operators_in(folder: Path) -> list[str]:
+    """The row-wise operators that the tables have rows for.
+
+    Raises:
+        ValueError: none.
+    """
+    found = [op for op in ROWWISE_OPERATORS if data.has_table(folder, _operator_table(op))]
     if not found:
         raise ValueError(f"The data folder {str(folder)!r} has no table of a row-wise operator.")
     return found
 
 
-def _fit_operator(folder, operator, seed, progress) -> dict[str, Any]:
+def _operator_table(operator: str) -> str:
+    own = operator in ("rmsnorm", "softmax", "layernorm")
+    return f"operators/{operator}" if own else "blocks/layer_parts_vidur"
+
+
+def fit_operator(
+    folder: Path, operator: str, *, seed: int = 0, progress: Progress | None = None
+) -> dict[str, Any]:
+    """Fits of one row-wise operator, one for each device and runtime in the tables."""
     frame = operator_rows(folder, operator)
     groups = list(frame[frame["split"] == "train"].groupby(["device", "runtime", "dtype"]))
     fits = []
@@ -144,12 +148,11 @@ _KERNEL_FACTS: dict[str, dict[str, float]] = {
 }
 
 
-def save_operators(found: Mapping[str, Mapping[str, Any]], folder: str | os.PathLike[str]) -> None:
-    """Write the fits of row-wise operators, one JSON each, whole or not at all."""
-    for operator, content in found.items():
-        path = operator_file(folder, operator)
-        path.parent.mkdir(parents=True, exist_ok=True)
-        write_whole(path, json.dumps(content, indent=1, allow_nan=False) + "\n")
+def save_operator(content: Mapping[str, Any], folder: str | os.PathLike[str]) -> None:
+    """Write the fits of one row-wise operator, whole or not at all."""
+    path = operator_file(folder, content["operator"])
+    path.parent.mkdir(parents=True, exist_ok=True)
+    write_whole(path, json.dumps(content, indent=1, allow_nan=False) + "\n")
 
 
 def _source(runtime: str, **more: Any) -> dict[str, Any]:
@@ -273,7 +276,7 @@ def fit_level1(
     """A level-1 checkpoint of one device, runtime and compute format, ready for `checkpoint.save`.
 
     The matrix product is fitted from each seed and the least train error kept. Row-wise operators
-    come from the fits in `checkpoints` (`fit_operators` makes them).
+    come from the fits in `checkpoints` (`fit_operator` makes them).
 
     Args:
         device: exact name.

@@ -57,7 +57,7 @@ NO_REREAD = 1e-6
 
 _WAVE_STEPS = 8
 _SWITCH_SHARPNESS = 16.0
-_SWITCH_WIDTH = 0.01  # of the gate between kernels, in ln(cols)
+_SWITCH_WIDTH = 0.003  # of the gate between kernels, in ln(cols)
 _SWITCH_OFFSET = 0.03  # the gate is shut at switch_cols itself
 _REREAD_STEEPNESS = 4.0
 _SMALL_GRID_WIDTH = 0.3  # in ln(rows)
@@ -214,7 +214,7 @@ def fit_refined(
     cols: np.ndarray,
     time_s: np.ndarray,
     device: Device,
-    bytes_per_element: float,
+    bytes_per_element: float | np.ndarray,
     *,
     switch_cols: float = NO_SWITCH_COLS,
     reread: float = NO_REREAD,
@@ -234,7 +234,7 @@ def fit_refined(
     Args:
         rows, cols, time_s: measured rows [n].
         device: leaves of shape () or [n] (several devices at once).
-        bytes_per_element: see `rowwise_time_s`.
+        bytes_per_element: see `rowwise_time_s`; a number, or one for each row.
         switch_cols: columns above which another kernel runs, `SOFTMAX_SWITCH_COLS` for softmax.
         reread: share of the traffic that a second read of the input adds, `LAYERNORM_REREAD`.
         prior_weight: of the prior, against the mean loss.
@@ -265,8 +265,10 @@ def fit_refined(
     )
     part = jax.tree.map(lambda leaf: leaf if np.ndim(leaf) == 0 else np.asarray(leaf)[kept], device)
     weights = jnp.asarray(weights / weights.sum(), jnp.float32)
+    element = np.asarray(bytes_per_element, np.float32)
+    element = element[kept] if element.ndim else float(element)
     found, losses = _descend(
-        first, tuple(fitted), given, part, arrays, weights, bytes_per_element,
+        first, tuple(fitted), given, part, arrays, weights, element,
         steps=steps, learning_rate=learning_rate, prior_weight=prior_weight,
     )  # fmt: skip
     losses = np.where(np.isfinite(losses), losses, np.inf)

@@ -1,0 +1,125 @@
+"""How far off is level 1 on shapes never fitted? Counterparts of tables 1 to 3 of HYMELL.
+
+Evaluates every shipped fit on the test rows of the measured tables, in the refined and in the
+published form, prints one table for each operator and writes results.json and plots beside itself.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+from pathlib import Path
+from typing import Any
+
+from hymell_jax import checkpoint, data
+from hymell_jax.evaluate import ROWWISE_TABLES, evaluate, operator_fits
+from hymell_jax.files import write_whole
+
+HERE = Path(__file__).parent
+COLUMNS = ("table", "device", "runtime", "dtype", "target", "regime", "n")
+
+
+def fitted_devices(checkpoints: str | None = None) -> list[str]:
+    """Every device with a checkpoint or a fit of a row-wise operator."""
+    names = {device for device, _, _ in checkpoint.available(checkpoints)}
+    for operator in ROWWISE_TABLES:
+        names |= {fit["device"] for fit in operator_fits(operator, checkpoints)}
+    return sorted(names)
+
+
+def compare(folder: Path, devices: list[str], split: str, checkpoints: str | None) -> list[dict]:
+    """One row per table, device, regime and target: refined beside published and black box."""
+    rows = []
+    for device in devices:
+        forms: dict[str, dict[tuple, dict]] = {}
+        for form in ("refined", "published"):
+            try:
+                found = evaluate(device, folder, split=split, form=form, checkpoints=checkpoints)
+            except ValueError:
+                found = []  # no published equation for anything measured on this device
+            forms[form] = {tuple(row[c] for c in COLUMNS): row for row in found}
+        for key, row in forms["refined"].items():
+            other = forms["published"].get(key)
+            rows.append(
+                {
+                    **dict(zip(COLUMNS, key, strict=True)),
+                    "mape": row["mape"],
+                    "mdape": row["mdape"],
+                    "r2": row["r2"],
+                    "published_form_mape": other["mape"] if other else None,
+                    "black_box_mape": row["reference_mape"],
+                    "paper_mape": row["published_mape"],
+                }
+            )
+    return rows
+
+
+def show(rows: list[dict[str, Any]]) -> None:
+    """Print the table."""
+    heads = [*COLUMNS, "MAPE", "MdAPE", "R2", "equation", "black box", "paper"]
+    keys = [*COLUMNS, "mape", "mdape", "r2", "published_form_mape", "black_box_mape", "paper_mape"]
+    cells = [["-" if row[k] is None else str(row[k]) for k in keys] for row in rows]
+    widths = [max(len(head), *(len(c[i]) for c in cells)) for i, head in enumerate(heads)]
+    for line in [heads, *cells]:
+        print("  ".join(text.ljust(width) for text, width in zip(line, widths, strict=True)))
+
+
+def plot(rows: list[dict[str, Any]], out_dir: Path) -> None:
+    """Bars of the time error of the matrix product by regime, one panel for each fit."""
+    import matplotlib
+
+    matplotlib.use("Agg")
+    import matplotlib.pyplot as plt
+
+    chosen = [r for r in rows if r["table"] == "gemm" and r["target"] == "time"]
+    fits = sorted({(r["device"], r["runtime"], r["dtype"]) for r in chosen})
+    if not fits:
+        return
+    columns = min(4, len(fits))
+    lines = -(-len(fits) // columns)
+    figure, axes = plt.subplots(
+        lines, columns, figsize=(4 * columns, 3 * lines), squeeze=False, layout="constrained"
+    )
+    for axis in axes.flat[len(fits) :]:
+        axis.remove()
+    for axis, fit in zip(axes.flat, fits, strict=False):
+        here = [r for r in chosen if (r["device"], r["runtime"], r["dtype"]) == fit]
+        at = range(len(here))
+        axis.bar([i - 0.2 for i in at], [r["mape"] for r in here], 0.4, label="refined")
+        heights = [r["published_form_mape"] or 0.0 for r in here]
+        axis.bar([i + 0.2 for i in at], heights, 0.4, label="published equation")
+        black = [r["black_box_mape"] for r in here if r["regime"] == "all"]
+        if black and black[0] is not None:
+            axis.axhline(black[0], color="black", linewidth=1, label="black box, all rows")
+        axis.set_xticks(list(at), [r["regime"] for r in here], rotation=35, ha="right", fontsize=7)
+        axis.set_title(" ".join(fit), fontsize=9)
+        axis.set_ylabel("time MAPE, %", fontsize=8)
+        axis.set_ylim(0, 40)
+    axes.flat[0].legend(fontsize=7)
+    figure.suptitle("Matrix products on shapes never fitted")
+    figure.savefig(out_dir / "gemm_time.png", dpi=90)
+    plt.close(figure)
+
+
+def main(config: dict[str, Any], folder: Path, out_dir: Path) -> list[dict[str, Any]]:
+    """Run the experiment; returns and writes its rows."""
+    checkpoints = config.get("checkpoints")
+    devices = config.get("devices") or fitted_devices(checkpoints)
+    rows = compare(folder, devices, config["split"], checkpoints)
+    show(rows)
+    out_dir.mkdir(parents=True, exist_ok=True)
+    write_whole(out_dir / "results.json", json.dumps(rows, indent=0, allow_nan=False) + "\n")
+    plot(rows, out_dir)
+    return rows
+
+
+if __name__ == "__main__":
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--data", help="folder of measured tables; default $HYMELL_DATA")
+    parser.add_argument("--out", type=Path, default=HERE)
+    arguments = parser.parse_args()
+    main(
+        json.loads((HERE / "config.json").read_text()),
+        data.data_folder(arguments.data),
+        arguments.out,
+    )

@@ -1,0 +1,278 @@
+"""Level 2: a small network per block that corrects level 1 by a bounded factor.
+
+    ln t = ln t_level1 + fade(z) bound tanh(mlp(z) / bound),    z = (features - mean) / std
+
+The last layer starts at zero, so before training the correction is zero and level 2 is level 1. It
+never exceeds the bound, and it fades out away from the features that it was trained on, where
+level 1 stands alone again. An ensemble is a leading axis of every parameter array; its mean is the
+correction, its spread says how much the members disagree.
+
+This is the only module that imports Flax. Parameters are plain nested dicts of float32 arrays,
+`{"Dense_0": {"kernel": [n_members, n_in, width], "bias": [n_members, width]}, ...}`.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import flax.linen as nn
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+
+from hymell_jax.smooth import bounded
+
+Params = dict[str, dict[str, jax.Array]]
+Progress = Callable[[str, int, int], None]
+"""Called with (what is fitted, steps done, steps in all)."""
+
+ACTIVATIONS: dict[str, Callable[[jax.Array], jax.Array]] = {
+    "silu": nn.silu,
+    "gelu": nn.gelu,
+    "tanh": nn.tanh,
+}
+
+STEPS_PER_CALL = 250
+WARM_UP_STEPS = 200
+LOSS_WIDTH = 0.02  # relative errors below this count quadratically
+LEAST_STD = 1e-3  # of a feature that hardly varies in training
+FADE_WIDTH = 0.5  # standard deviations outside the training range at which 1/e is left
+
+
+@dataclasses.dataclass(frozen=True)
+class MLPSpec:
+    """Shape of one network; static, so it may be hashed.
+
+    Attributes:
+        hidden: widths of the hidden layers.
+        activation: one of `ACTIVATIONS`.
+        bound: greatest |correction| of ln(time).
+    """
+
+    hidden: tuple[int, ...] = (48, 48)
+    activation: str = "silu"
+    bound: float = math.log(4.0)
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "hidden", tuple(int(width) for width in self.hidden))
+        if not self.hidden or min(self.hidden) < 1:
+            raise ValueError(f"hidden must hold positive widths; got {self.hidden}.")
+        if self.activation not in ACTIVATIONS:
+            known = ", ".join(ACTIVATIONS)
+            raise ValueError(f"activation must be one of {known}; got {self.activation!r}.")
+        if not 0.0 < self.bound < 10.0:
+            raise ValueError(f"bound must lie between 0 and 10; got {self.bound!r}.")
+
+
+@jax.tree_util.register_dataclass
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Normalizer:
+    """What training saw of each feature, float32 arrays [n_in]."""
+
+    mean: jax.Array
+    std: jax.Array
+    low: jax.Array  # least value in training
+    high: jax.Array  # greatest value in training
+
+
+class _Network(nn.Module):
+    """[..., n_in] -> [...], unbounded; zero at the start."""
+
+    spec: MLPSpec
+
+    @nn.compact
+    def __call__(self, x: jax.Array) -> jax.Array:
+        for width in self.spec.hidden:
+            x = ACTIVATIONS[self.spec.activation](nn.Dense(width)(x))
+        return nn.Dense(1, kernel_init=nn.initializers.zeros)(x)[..., 0]
+
+
+def fit_normalizer(features: np.ndarray) -> Normalizer:
+    """Mean, standard deviation and range of training features [n_rows, n_in].
+
+    Raises:
+        ValueError: not a table with rows, or not finite.
+    """
+    table = np.asarray(features, np.float64)
+    if table.ndim != 2 or not table.size or not np.isfinite(table).all():
+        raise ValueError(f"features must be finite, [n_rows, n_in]; got shape {table.shape}.")
+    columns = {
+        "mean": table.mean(0),
+        "std": table.std(0) + LEAST_STD,
+        "low": table.min(0),
+        "high": table.max(0),
+    }
+    return Normalizer(**{name: value.astype(np.float32) for name, value in columns.items()})
+
+
+def normalise(normalizer: Normalizer, features: jax.Array) -> jax.Array:
+    """(features - mean) / std, shape [..., n_in]."""
+    features = 1.0 * jnp.asarray(features)
+    shape = (1,) * (features.ndim - 1) + (-1,)
+    mean, std = (jnp.reshape(x, shape) for x in (normalizer.mean, normalizer.std))
+    return (features - mean) / std
+
+
+def familiarity(normalizer: Normalizer, features: jax.Array) -> jax.Array:
+    """exp(-sum (distance outside the training range / (std w))^2), [...]; w = `FADE_WIDTH`.
+
+    Hard limits: 1 inside the range of every feature, 0 far outside. Continuous first derivative.
+    """
+    features = 1.0 * jnp.asarray(features)
+    shape = (1,) * (features.ndim - 1) + (-1,)
+    low, high, std = (
+        jnp.reshape(x, shape) for x in (normalizer.low, normalizer.high, normalizer.std)
+    )
+    outside = jnp.maximum(features - high, 0.0) + jnp.maximum(low - features, 0.0)
+    return jnp.exp(-jnp.sum(jnp.square(jnp.minimum(outside / std / FADE_WIDTH, 1e3)), axis=-1))
+
+
+def init_mlp(key: jax.Array, spec: MLPSpec, n_in: int) -> Params:
+    """Parameters of one network, without an ensemble axis; `apply_mlp` of them is zero."""
+    return _Network(spec).init(key, jnp.zeros((1, n_in)))["params"]
+
+
+def apply_mlp(params: Params, spec: MLPSpec, x: jax.Array) -> jax.Array:
+    """bound tanh(mlp(x) / bound) of one network: [..., n_in] -> [...], within +-bound."""
+    return bounded(_Network(spec).apply({"params": params}, x), spec.bound)
+
+
+def init_ensemble(spec: MLPSpec, n_in: int, seeds: Sequence[int]) -> Params:
+    """Parameters of an ensemble, one member a seed, along a leading axis."""
+    keys = jax.vmap(jax.random.key)(jnp.asarray(seeds, jnp.uint32))
+    return jax.vmap(lambda key: init_mlp(key, spec, n_in))(keys)
+
+
+def correction(
+    params: Params, spec: MLPSpec, normalizer: Normalizer, features: jax.Array
+) -> tuple[jax.Array, jax.Array]:
+    """Correction of ln(time) by an ensemble, and how much its members disagree.
+
+    Args:
+        params: with a leading ensemble axis.
+        spec: of the networks.
+        normalizer: of the training features.
+        features: [..., n_in], as they are (not standardised).
+
+    Returns:
+        mean [...] within +-bound, and the standard deviation over the members [...].
+    """
+    z = normalise(normalizer, features)
+    members = jax.vmap(apply_mlp, in_axes=(0, None, None))(params, spec, z)
+    fade = familiarity(normalizer, features)
+    mean = jnp.mean(members, axis=0)
+    variance = jnp.mean(jnp.square(members - mean[None]), axis=0)
+    spread = jnp.where(variance > 0, jnp.sqrt(jnp.where(variance > 0, variance, 1.0)), 0.0)
+    return fade * mean, fade * spread
+
+
+def _optimiser(steps: int, learning_rate: float, weight_decay: float):
+    schedule = optax.warmup_cosine_decay_schedule(
+        learning_rate / 10.0,
+        learning_rate,
+        min(WARM_UP_STEPS, steps // 2),
+        steps,
+        learning_rate / 300.0,
+    )
+    return optax.chain(
+        optax.clip_by_global_norm(1.0),
+        optax.adamw(schedule, weight_decay=weight_decay, b2=0.98),
+    )
+
+
+def _checked_rows(features, base_log_time, log_time, weights) -> tuple[np.ndarray, ...]:
+    """(features [n, n_in], residual [n], weights [n] of mean one), float32."""
+    features = np.asarray(features, np.float32)
+    residual = np.asarray(log_time, np.float64) - np.asarray(base_log_time, np.float64)
+    weights = np.ones(len(residual)) if weights is None else np.asarray(weights, np.float64)
+    n_rows = len(features) if features.ndim == 2 else 0
+    if n_rows == 0 or residual.shape != (n_rows,) or weights.shape != (n_rows,):
+        raise ValueError(
+            "features must be [n_rows, n_in], log times and weights [n_rows]; got "
+            f"{features.shape}, {residual.shape}, {weights.shape}."
+        )
+    if not (np.isfinite(features).all() and np.isfinite(residual).all()):
+        raise ValueError("features and log times must be finite.")
+    if not (weights >= 0).all() or weights.sum() <= 0:
+        raise ValueError("weights must not be negative, and not all zero.")
+    return features, residual.astype(np.float32), (weights / weights.mean()).astype(np.float32)
+
+
+def fit_ensemble(
+    features: np.ndarray,
+    base_log_time: np.ndarray,
+    log_time: np.ndarray,
+    spec: MLPSpec,
+    *,
+    steps: int = 6000,
+    batch: int = 1024,
+    learning_rate: float = 5e-3,
+    weight_decay: float = 1e-3,
+    weights: np.ndarray | None = None,
+    seeds: Sequence[int] = (0, 1, 2),
+    progress: Progress | None = None,
+) -> Params:
+    """Networks trained on what level 1 leaves, r = ln t - ln t_level1 - correction.
+
+    Minimises the weighted mean of sqrt(r^2 + 0.02^2), close to the mean absolute relative error:
+    AdamW (b2 0.98), 200 steps of warm-up, cosine decay to 1/300, gradients clipped to norm 1.
+    Members differ by their start and by the rows of each step. The same seeds give the same fit.
+
+    Args:
+        features: [n_rows, n_in], standardised (`normalise`).
+        base_log_time: [n_rows] ln seconds of level 1.
+        log_time: [n_rows] measured ln seconds.
+        spec: of the networks.
+        steps: optimiser steps, rounded up to whole calls of `STEPS_PER_CALL`.
+        batch: rows a step, drawn with replacement.
+        learning_rate: the greatest.
+        weight_decay: of AdamW.
+        weights: [n_rows] non-negative, or None for equal ones.
+        seeds: one a member.
+        progress: called after every `STEPS_PER_CALL` steps.
+
+    Returns:
+        Parameters with a leading ensemble axis, numpy float32.
+
+    Raises:
+        ValueError: arrays of unequal length, no rows, numbers that are not finite.
+    """
+    rows = tuple(jnp.asarray(a) for a in _checked_rows(features, base_log_time, log_time, weights))
+    calls = -(-steps // STEPS_PER_CALL)
+    optimiser = _optimiser(calls * STEPS_PER_CALL, learning_rate, weight_decay)
+    params = init_ensemble(spec, rows[0].shape[1], seeds)
+    state = jax.vmap(optimiser.init)(params)
+    run = _training_run(spec, optimiser, rows, min(batch, len(rows[0])))
+    for call in range(calls):
+        keys = jax.vmap(lambda s, call=call: jax.random.fold_in(jax.random.key(s), call))(
+            jnp.asarray(seeds, jnp.uint32) + jnp.uint32(1)
+        )
+        params, state = run(params, state, keys)
+        if progress is not None:
+            progress("network", (call + 1) * STEPS_PER_CALL, calls * STEPS_PER_CALL)
+    return jax.tree.map(lambda leaf: np.asarray(leaf, np.float32), params)
+
+
+def _training_run(spec: MLPSpec, optimiser, rows: tuple[jax.Array, ...], batch: int):
+    """(params, state, keys [n_members]) -> (params, state) after `STEPS_PER_CALL` steps."""
+    features, residual, weights = rows
+
+    def loss(params: Params, index: jax.Array) -> jax.Array:
+        error = apply_mlp(params, spec, features[index]) - residual[index]
+        return jnp.mean(weights[index] * jnp.sqrt(jnp.square(error) + LOSS_WIDTH**2))
+
+    def step(carry: tuple[Params, Any], key: jax.Array):
+        params, state = carry
+        index = jax.random.randint(key, (batch,), 0, len(residual))
+        updates, state = optimiser.update(jax.grad(loss)(params, index), state, params)
+        return (optax.apply_updates(params, updates), state), None
+
+    def member(params: Params, state: Any, key: jax.Array):
+        keys = jax.random.split(key, STEPS_PER_CALL)
+        return jax.lax.scan(step, (params, state), keys)[0]
+
+    return jax.jit(jax.vmap(member))

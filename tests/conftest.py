@@ -1,0 +1,34 @@
+"""Strict JAX settings and shared fixtures."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import jax
+import pytest
+
+import hymell_jax as hj
+
+jax.config.update("jax_numpy_rank_promotion", "raise")
+
+
+@pytest.fixture(scope="session")
+def h100() -> hj.CostModel:
+    """The shipped model of an H100 SXM in bf16."""
+    return hj.load("h100-sxm-80gb")
+
+
+@pytest.fixture(scope="session")
+def llama() -> hj.Architecture:
+    """Llama-3.1-8B."""
+    return hj.preset("llama-3.1-8b").architecture
+
+
+@pytest.fixture(scope="session")
+def data_folder() -> Path:
+    """Measured tables, where the environment names them."""
+    folder = os.environ.get("HYMELL_DATA", "")
+    if not folder:
+        pytest.skip("HYMELL_DATA names no folder of measured tables")
+    return Path(folder)

@@ -1,0 +1,65 @@
+"""Imports run one way, and heavy libraries stay in their rooms."""
+
+from __future__ import annotations
+
+import ast
+from pathlib import Path
+
+import hymell_jax
+
+PACKAGE = Path(hymell_jax.__file__).parent
+
+ORDER = [  # a module may import those before it, never those after it
+    "version", "files", "types", "smooth", "parameters",
+    "operators", "gemm", "attention", "attention_features", "rowwise", "collectives", "power",
+    "analytical", "model",
+    "hf_file", "hf_quantization", "hf_families", "hf", "models", "devices",
+    "summary", "data", "fit", "checkpoint", "evaluate", "recipes",
+]  # fmt: skip
+TOP = {"__init__", "cli"}
+PANDAS = {"data", "evaluate", "recipes"}
+
+
+def _imports(path: Path) -> set[str]:
+    """Dotted names of everything that a file imports, wherever the import stands."""
+    found = set()
+    for node in ast.walk(ast.parse(path.read_text())):
+        if isinstance(node, ast.Import):
+            found |= {alias.name for alias in node.names}
+        elif isinstance(node, ast.ImportFrom) and node.module:
+            found |= {node.module} | {f"{node.module}.{alias.name}" for alias in node.names}
+    return found
+
+
+def _own(names: set[str]) -> set[str]:
+    parts = (name.split(".") for name in names if name.startswith("hymell_jax."))
+    return {part[1] for part in parts}
+
+
+def test_every_module_has_its_place():
+    modules = {path.stem for path in PACKAGE.glob("*.py")}
+    assert modules - TOP - set(ORDER) == set()
+
+
+def test_imports_run_one_way():
+    for index, name in enumerate(ORDER):
+        later = set(ORDER[index + 1 :]) | TOP
+        assert not _own(_imports(PACKAGE / f"{name}.py")) & later, name
+
+
+def test_pandas_stays_with_the_tables():
+    for path in PACKAGE.glob("*.py"):
+        if path.stem not in PANDAS | TOP:
+            assert not any(name.split(".")[0] == "pandas" for name in _imports(path)), path.name
+
+
+def test_the_command_line_imports_jax_and_pandas_only_inside_commands():
+    tree = ast.parse((PACKAGE / "cli.py").read_text())
+    top = {
+        name
+        for node in tree.body
+        if isinstance(node, ast.Import | ast.ImportFrom)
+        for name in ([node.module] if isinstance(node, ast.ImportFrom) else
+                     [alias.name for alias in node.names])
+    }  # fmt: skip
+    assert not any(name.split(".")[0] in ("jax", "pandas", "numpy", "rich") for name in top)
