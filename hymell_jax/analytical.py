@@ -1,8 +1,9 @@
 """Level 1: seconds and joules of every operator of a pass, from counts, data sheet and fits.
 
-`pass_costs` adds nothing up and corrects nothing: it returns one number per part, so that a reader
+`model_costs` adds nothing up and corrects nothing: it returns one number per part, so that a reader
 sees what dominates and the higher levels have something to correct. Times are of one pass over all
-layers; energies are of all GPUs of a tensor-parallel group.
+layers; energies are of all GPUs of a tensor-parallel group. Both phases go through the same traced
+code, as a leading axis, so that each equation is compiled once.
 """
 
 from __future__ import annotations
@@ -45,7 +46,7 @@ _OPTIONAL_MATRICES = {
 @jax.tree_util.register_dataclass
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class PassCosts:
-    """One pass through the model; arrays [n_parts, ...] in the order of `operators.PARTS`."""
+    """Passes through the model; arrays [n_parts, ...] in the order of `operators.PARTS`."""
 
     time_s: jax.Array  # [n_parts], on each GPU
     energy_j: jax.Array  # [n_parts], of all GPUs
@@ -56,111 +57,146 @@ class PassCosts:
 
 
 class _Table:
-    """Collects scalars per part, then stacks them in the order of `PARTS`."""
+    """Collects columns [n_phases] per part, then stacks them in the order of `PARTS`."""
 
     def __init__(self) -> None:
-        self.rows: dict[str, dict[str, Any]] = {}
+        self.rows: dict[str, dict[str, jax.Array]] = {}
 
-    def add(self, part, *, time, count, flops, moved, cached, fp8, bounds) -> None:
-        self.rows[part] = dict(
-            time=time, count=count, flops=flops, moved=moved, cached=cached, fp8=fp8, bounds=bounds
-        )
+    def add(self, part: str, **columns: Any) -> None:
+        """Columns of one part; those left out are zero."""
+        empty = jnp.zeros_like(columns["time"])
+        full = dict.fromkeys(("cached", "fp8"), empty) | columns
+        self.rows[part] = full
 
-    def column(self, name: str, empty) -> jax.Array:
-        values = [self.rows[p][name] if p in self.rows else empty for p in PARTS]
-        shape = jnp.broadcast_shapes(*(jnp.shape(v) for v in values))
-        return jnp.stack([jnp.broadcast_to(jnp.asarray(v), shape) for v in values])
+    def column(self, name: str) -> jax.Array:
+        """[n_phases, n_parts] or, for bounds, [n_phases, n_parts, n_bounds]."""
+        present = next(iter(self.rows.values()))[name]
+        empty = jnp.zeros_like(present)
+        if name == "bounds":
+            empty = empty.at[..., 0].set(1.0)
+        return jnp.stack([self.rows[p][name] if p in self.rows else empty for p in PARTS], 1)
 
 
 def _has(structure: frozenset[str] | None, block: str) -> bool:
     return structure is None or block in structure
 
 
-def _add_matrices(table, coefficients, device, arch, work, rows, structure) -> None:
-    products = operators.matrix_products(arch, work, rows)
-    keep = [
-        i
-        for i, part in enumerate(MATRIX_PARTS)
-        if _has(structure, _OPTIONAL_MATRICES.get(part, "")) or part not in _OPTIONAL_MATRICES
-    ]
-    shapes = jax.tree.map(lambda leaf: leaf[np.array(keep)], products)
-
-    def one(m, n, k, weight_bytes, input_bytes):
-        return gemm.gemm_time(
-            coefficients, device, m, n, k, weight_bytes, input_bytes, streaming_weights=1.0
-        )
-
-    time_s, shares = jax.vmap(one)(
-        shapes.m, shapes.n, shapes.k, shapes.weight_bytes, shapes.input_bytes
-    )
-    bounds = shares @ _GEMM_BOUNDS
-    flops = gemm.floating_operations(shapes.m, shapes.n, shapes.k)
-    moved = (
-        shapes.n * shapes.k * shapes.weight_bytes
-        + shapes.m * shapes.k * shapes.input_bytes
-        + shapes.m * shapes.n * work.activation_bytes
-    )
-    cached = flops * 0.5 * (shapes.input_bytes / 256.0 + shapes.weight_bytes / 128.0)
-    for row, index in enumerate(keep):
-        table.add(
-            MATRIX_PARTS[index],
-            time=time_s[row],
-            count=shapes.count[row],
-            flops=flops[row],
-            moved=moved[row],
-            cached=cached[row],
-            fp8=_fp8_share(shapes.input_bytes[row]),
-            bounds=bounds[row],
-        )
-
-
 def _fp8_share(element_bytes: jax.Array) -> jax.Array:
     return jnp.clip(2.0 - element_bytes, 0.0, 1.0)
 
 
-def _add_streams(table, coefficients, device, arch, work, rows) -> None:
-    streams = operators.stream_operators(arch, work, rows)
-    fused = coefficients["residual_fused"]
-    for index, part in enumerate(STREAM_PARTS):
-        element_bytes = streams.bytes_per_element[index]
-        count = streams.count[index]
-        if part == "norms":
-            element_bytes = element_bytes * (1.0 + fused)
-        if part == "residual_add":
-            count = count * (1.0 - fused)
-        time_s, shares = rowwise.rowwise_time_s(
-            coefficients[part], device, streams.rows[index], streams.cols[index], element_bytes
+def _bound(name: str, like: jax.Array) -> jax.Array:
+    """All of `like`'s entries bound by one thing, [..., n_bounds]."""
+    one_hot = np.eye(len(BOUNDS), dtype=np.float32)[BOUNDS.index(name)]
+    return jnp.ones_like(like)[..., None] * one_hot.reshape((1,) * like.ndim + (-1,))
+
+
+def _expert_shapes(experts: operators.ExpertProducts):
+    """(m, n, k, weight bytes, input bytes, groups) of the up and down products of the experts."""
+    rows = jnp.maximum(experts.rows_per_expert, 1.0)
+    groups = jnp.maximum(experts.touched, 1e-3)
+    up = (experts.n_matrices - 1.0) * experts.d_expert
+    shared = (experts.weight_bytes, experts.input_bytes, groups)
+    return (
+        (rows, up, experts.d_model, *shared),
+        (rows, experts.d_model, experts.d_expert, *shared),
+    )
+
+
+def _add_products(table, coefficients, device, arch, work, rows, structure) -> None:
+    """Every matrix product of both phases, experts included, through one traced `gemm_time`."""
+    products = jax.vmap(lambda r: operators.matrix_products(arch, work, r))(rows)
+    keep = np.array(
+        [
+            i
+            for i, part in enumerate(MATRIX_PARTS)
+            if part not in _OPTIONAL_MATRICES or _has(structure, _OPTIONAL_MATRICES[part])
+        ]
+    )
+    p = jax.tree.map(lambda leaf: leaf[:, keep], products)
+    shapes = [p.m, p.n, p.k, p.weight_bytes, p.input_bytes, jnp.ones_like(p.m)]
+    routed = _has(structure, "experts")
+    if routed:
+        experts = jax.vmap(lambda r: operators.expert_products(arch, work, r))(rows)
+        more = zip(*_expert_shapes(experts), strict=True)
+        shapes = [
+            jnp.concatenate([column, jnp.stack(jnp.broadcast_arrays(*pair), 1)], 1)
+            for column, pair in zip(shapes, more, strict=True)
+        ]
+
+    def one(m, n, k, weight_bytes, input_bytes, groups):
+        return gemm.gemm_time(
+            coefficients, device, m, n, k, weight_bytes, input_bytes, groups, 1.0
         )
-        elements = streams.rows[index] * streams.cols[index]
+
+    time_s, shares = jax.vmap(jax.vmap(one))(*shapes)
+    bounds = shares @ _GEMM_BOUNDS
+    m, n, k, weight_bytes, input_bytes, groups = shapes
+    flops = groups * gemm.floating_operations(m, n, k)
+    moved = groups * (n * k * weight_bytes + m * k * input_bytes + m * n * work.activation_bytes)
+    cached = flops * 0.5 * (input_bytes / 256.0 + weight_bytes / 128.0)
+    for column, index in enumerate(keep):
+        table.add(
+            MATRIX_PARTS[index],
+            time=time_s[:, column],
+            count=p.count[:, column],
+            flops=flops[:, column],
+            moved=moved[:, column],
+            cached=cached[:, column],
+            fp8=_fp8_share(input_bytes[:, column]),
+            bounds=bounds[:, column],
+        )
+    if routed:
+        both = slice(len(keep), len(keep) + 2)
+        total = time_s[:, both].sum(1)
+        table.add(
+            "experts",
+            time=total,
+            count=experts.count,
+            flops=flops[:, both].sum(1),
+            moved=moved[:, both].sum(1),
+            cached=cached[:, both].sum(1),
+            fp8=_fp8_share(experts.input_bytes),
+            bounds=jnp.sum(bounds[:, both] * (time_s[:, both] / total[:, None])[..., None], 1),
+        )
+
+
+def _add_streams(table, coefficients, device, arch, work, rows) -> None:
+    streams = jax.vmap(lambda r: operators.stream_operators(arch, work, r))(rows)
+    fused = coefficients["residual_fused"]
+    is_norm, is_add, computes = (
+        np.array([part in names for part in STREAM_PARTS], np.float32)[None]
+        for names in (("norms",), ("residual_add",), set(STREAM_PARTS) - {"embedding"})
+    )
+    element = streams.bytes_per_element * (1.0 + fused * is_norm)
+    count = streams.count * (1.0 - fused * is_add)
+    by_part = [coefficients[part] for part in STREAM_PARTS]
+    stacked = jax.tree.map(lambda *leaves: jnp.stack(leaves), *by_part)
+    run = jax.vmap(rowwise.rowwise_time_s, in_axes=(0, None, 0, 0, 0))
+    run = jax.vmap(run, in_axes=(None, None, 0, 0, 0))
+    time_s, shares = run(stacked, device, streams.rows, streams.cols, element)
+    launch = shares[..., 0:1]
+    bounds = launch * _bound("launch", time_s) + (1.0 - launch) * _bound("memory", time_s)
+    elements = streams.rows * streams.cols
+    for index, part in enumerate(STREAM_PARTS):
         table.add(
             part,
-            time=time_s,
-            count=count,
-            flops=elements * jnp.where(part == "embedding", 0.0, 2.0),
-            moved=elements * element_bytes,
-            cached=0.0,
-            fp8=0.0,
-            bounds=_two_bounds(shares[0]),
+            time=time_s[:, index],
+            count=count[:, index],
+            flops=2.0 * (elements * computes)[:, index],
+            moved=(elements * element)[:, index],
+            bounds=bounds[:, index],
         )
 
 
-def _two_bounds(launch_share) -> jax.Array:
-    """Bounds of an operator that is launch or memory bound."""
-    launch, memory = BOUNDS.index("launch"), BOUNDS.index("memory")
-    columns = [0.0 * launch_share] * len(BOUNDS)
-    columns[launch], columns[memory] = launch_share, 1.0 - launch_share
-    return jnp.stack(columns)
-
-
-def _attention_shape(arch: Architecture, work: Workload, absorbed: bool):
-    """Heads, KV heads and widths of the attention core on one GPU.
+def _attention_widths(arch: Architecture, work: Workload, absorbed: bool):
+    """Heads, KV heads and widths of keys and values of the attention core on one GPU.
 
     Latent attention runs as ordinary heads in prefill, and in decode as one shared KV head of
     kv_lora_rank + rope_head_dim whose values are the first kv_lora_rank elements of its keys.
     """
-    tp = work.tensor_parallel
-    heads = arch.n_heads / tp
-    kv_heads = jnp.maximum(arch.n_kv_heads / tp, 1.0)
+    heads = arch.n_heads / work.tensor_parallel
+    kv_heads = jnp.maximum(arch.n_kv_heads / work.tensor_parallel, 1.0)
     if not absorbed:
         return heads, kv_heads, arch.head_dim, arch.value_head_dim
     latent = arch.latent_attention
@@ -173,211 +209,153 @@ def _attention_shape(arch: Architecture, work: Workload, absorbed: bool):
     )
 
 
-def _add_attention(table, coefficients, device, arch, work, phase, structure) -> None:
+_GAUSS_POINTS, _GAUSS_WEIGHTS = np.polynomial.legendre.leggauss(3)
+
+
+def _attention_phase(coefficients, device, arch, work, decode: bool, absorbed: bool, windows):
+    """(time, FLOPs, bytes, bounds) of one layer for each of `windows` [n_kinds], 0 for full."""
+    heads, kv_heads, key_width, value_width = _attention_widths(arch, work, absorbed)
+    width = key_width + value_width
+    batch, kv_bytes = work.batch_size, work.kv_bytes
+    if decode:
+        middle = 0.5 * (work.context_start_tokens + work.context_end_tokens)
+        half = 0.5 * (work.context_end_tokens - work.context_start_tokens)
+        tokens = middle + half * np.float32(_GAUSS_POINTS)
+        weights = np.float32(_GAUSS_WEIGHTS / 2.0)
+        run, queries = attention.attention_decode_time_s, jnp.ones_like(tokens)
+    else:
+        tokens, weights = work.prompt_tokens[None], np.ones(1, np.float32)
+        run, queries = attention.attention_prefill_time_s, tokens
+
+    def at(tokens, queries, window):
+        time_s, regime = run(
+            coefficients, device, batch, tokens, heads, kv_heads, key_width, value_width,
+            window, kv_bytes, 0.0,
+        )  # fmt: skip
+        keys = attention.attended_keys(tokens, window)
+        pairs = keys if decode else attention.causal_pairs(tokens, window)
+        cached = keys if decode else tokens
+        read = kv_heads * cached * kv_bytes + heads * queries * work.activation_bytes
+        return time_s, 2.0 * batch * heads * width * pairs, batch * width * read, regime
+
+    over_kinds = jax.vmap(jax.vmap(at, in_axes=(0, 0, None)), in_axes=(None, None, 0))
+    found = over_kinds(tokens, queries, windows)
+    time_s, flops, moved = (x @ weights for x in found[:3])
+    regime = jnp.einsum("kpr,p->kr", found[3], weights)
+    return time_s, flops, moved, regime @ _ATTENTION_BOUNDS
+
+
+def _add_attention(table, coefficients, device, arch, work, structure) -> None:
     layers = operators.layer_counts(arch)
-    decode = phase == "decode"
-    heads, kv_heads, key_width, value_width = _attention_shape(
-        arch, work, absorbed=decode and _has(structure, "latent")
-    )
-    kinds = [("attention", 0.0, layers["full"])]
+    kinds = [("attention", 0.0 * arch.window_tokens, layers["full"])]
     if _has(structure, "window"):
         window = jnp.maximum(arch.window_tokens, 1.0)
         kinds.append(("window_attention", window, layers["window"]))
-    for part, window, count in kinds:
-        if decode:
-            points, weights = np.polynomial.legendre.leggauss(3)
-            middle = 0.5 * (work.context_start_tokens + work.context_end_tokens)
-            half = 0.5 * (work.context_end_tokens - work.context_start_tokens)
-            tokens = middle + half * np.float32(points)
-            shares_of_steps = np.float32(weights / 2.0)
-            run = attention.attention_decode_time_s
-        else:
-            tokens, shares_of_steps = work.prompt_tokens[None], np.ones(1, np.float32)
-            run = attention.attention_prefill_time_s
-
-        def at(
-            tokens,
-            window=window,
-            run=run,
-        ):
-            time_s, regime = run(
-                coefficients,
-                device,
-                work.batch_size,
-                tokens,
-                heads,
-                kv_heads,
-                key_width,
-                value_width,
-                window_tokens=window,
-                kv_bytes=work.kv_bytes,
-                l2_residency=0.0,
-            )
-            pairs = (
-                attention.attended_keys(tokens, window)
-                if decode
-                else attention.causal_pairs(tokens, window)
-            )
-            flops = 2.0 * work.batch_size * heads * (key_width + value_width) * pairs
-            cached = attention.attended_keys(tokens, window) if decode else tokens
-            moved = (
-                work.batch_size * cached * kv_heads * (key_width + value_width) * work.kv_bytes
-                + work.batch_size
-                * (1.0 if decode else tokens)
-                * heads
-                * (key_width + value_width)
-                * work.activation_bytes
-            )
-            return time_s, regime, flops, moved
-
-        time_s, regime, flops, moved = jax.vmap(at)(tokens)
-        average = lambda x, w=shares_of_steps: jnp.tensordot(w, x, axes=1)  # noqa: E731
+    windows = jnp.stack([window for _, window, _ in kinds])
+    phases = [
+        _attention_phase(coefficients, device, arch, work, decode, absorbed, windows)
+        for decode, absorbed in ((False, False), (True, _has(structure, "latent")))
+    ]
+    time_s, flops, moved, bounds = (jnp.stack(pair) for pair in zip(*phases, strict=True))
+    for index, (part, _, count) in enumerate(kinds):
         table.add(
             part,
-            time=average(time_s),
-            count=count,
-            flops=average(flops),
-            moved=average(moved),
-            cached=0.0,
-            fp8=0.0,
-            bounds=average(regime) @ _ATTENTION_BOUNDS,
+            time=time_s[:, index],
+            count=count * jnp.ones_like(time_s[:, index]),
+            flops=flops[:, index],
+            moved=moved[:, index],
+            bounds=bounds[:, index],
         )
 
 
-def _add_experts(table, coefficients, device, arch, work, rows) -> None:
-    e = operators.expert_products(arch, work, rows)
-    routed = e.rows_per_expert
-    up = (e.n_matrices - 1.0) * e.d_expert
-
-    def product(n, k):
-        return gemm.gemm_time(
-            coefficients,
-            device,
-            jnp.maximum(routed, 1.0),
-            n,
-            k,
-            e.weight_bytes,
-            e.input_bytes,
-            groups=jnp.maximum(e.touched, 1e-3),
-            streaming_weights=1.0,
-        )
-
-    (up_s, up_shares), (down_s, down_shares) = (
-        product(up, e.d_model),
-        product(e.d_model, e.d_expert),
-    )
-    time_s = up_s + down_s
-    width = e.n_matrices * e.d_model * e.d_expert
-    flops = 2.0 * routed * e.touched * width
-    moved = e.touched * (
-        width * e.weight_bytes
-        + routed * (2.0 * e.d_model + (e.n_matrices + 1.0) * e.d_expert) * work.activation_bytes
-    )
-    table.add(
-        "experts",
-        time=time_s,
-        count=e.count,
-        flops=flops,
-        moved=moved,
-        cached=flops * 0.5 * (e.input_bytes / 256.0 + e.weight_bytes / 128.0),
-        fp8=_fp8_share(e.input_bytes),
-        bounds=((up_shares * up_s + down_shares * down_s) / time_s) @ _GEMM_BOUNDS,
-    )
-
-
-def _add_linear(table, coefficients, device, arch, work, rows, phase) -> None:
+def _add_linear(table, coefficients, device, arch, work, rows) -> None:
     """Gated delta net: a recurrent state per value head, read and written by every step.
 
     Prefill works through chunks of 64 tokens: about 6 head_dim^2 multiply-adds a token and head
     (Gated DeltaNet, arXiv 2412.06464); decode moves the float32 state twice.
     """
-    c = coefficients
-    heads = arch.linear_v_heads / work.tensor_parallel
-    state = heads * arch.linear_head_dim * arch.linear_head_dim
+    c, chunk = coefficients, 64.0
+    state = arch.linear_v_heads / work.tensor_parallel * arch.linear_head_dim**2
+    states = work.batch_size + np.array([1.0, 0.0], np.float32) * rows / chunk
+    width = 2.0 * (arch.linear_k_heads + arch.linear_v_heads) * arch.linear_head_dim
     flops = rows * state * 12.0
-    states = work.batch_size if phase == "decode" else rows / 64.0 + work.batch_size
-    width = (2.0 * arch.linear_k_heads + 2.0 * arch.linear_v_heads) * arch.linear_head_dim
-    moved = states * state * 8.0 + rows * width / work.tensor_parallel * work.activation_bytes * 2.0
+    moved = states * state * 8.0
+    moved = moved + rows * width / work.tensor_parallel * 2.0 * work.activation_bytes
     launch = jnp.exp(c["log_launch_s"]) * jnp.ones_like(flops)
     compute = flops / device.peak_flops_per_s * (1.0 + jnp.exp(c["log_compute_excess"]))
     memory = moved / device.memory_bytes_per_s * (1.0 + jnp.exp(c["log_memory_excess"]))
     time_s = launch + compute + memory
-    columns = [0.0 * time_s] * len(BOUNDS)
-    for name, term in (("launch", launch), ("compute", compute), ("memory", memory)):
-        columns[BOUNDS.index(name)] = term / time_s
+    terms = {"launch": launch, "compute": compute, "memory": memory}
     table.add(
         "linear_attention",
         time=time_s,
-        count=operators.layer_counts(arch)["linear"],
+        count=operators.layer_counts(arch)["linear"] * jnp.ones_like(time_s),
         flops=flops,
         moved=moved,
-        cached=0.0,
-        fp8=0.0,
-        bounds=jnp.stack(columns),
+        bounds=sum(_bound(n, time_s) * (t / time_s)[..., None] for n, t in terms.items()),
     )
 
 
 def _add_collectives(table, coefficients, device, arch, work, rows) -> None:
     """Two all-reduces of the hidden state a layer between tensor-parallel GPUs."""
     message = rows * arch.d_model * work.activation_bytes
-    time_s = collectives.all_reduce_time_s(coefficients, device, message, work.tensor_parallel)
-    columns = [0.0 * time_s] * len(BOUNDS)
-    columns[BOUNDS.index("network")] = jnp.ones_like(time_s)
+    time_s = jax.vmap(
+        lambda size: collectives.all_reduce_time_s(
+            coefficients, device, size, work.tensor_parallel
+        )
+    )(message)
     table.add(
         "collectives",
         time=time_s,
-        count=2.0 * arch.n_layers,
-        flops=0.0 * time_s,
+        count=2.0 * arch.n_layers * jnp.ones_like(time_s),
+        flops=jnp.zeros_like(time_s),
         moved=2.0 * message,
-        cached=0.0,
-        fp8=0.0,
-        bounds=jnp.stack(columns),
+        bounds=_bound("network", time_s),
     )
 
 
-def pass_costs(
+def model_costs(
     coefficients: dict[str, Any],
     device: Device,
     arch: Architecture,
     work: Workload,
-    phase: str,
     structure: frozenset[str] | None = None,
-) -> PassCosts:
-    """Cost of every part of one prefill pass, or of the average decode step; leaves of shape ().
+) -> tuple[PassCosts, PassCosts]:
+    """Costs of the prefill pass and of the average decode step; inputs with leaves of shape ().
+
+    Prefill runs all prompt tokens of all sequences in one pass; a decode step one token of each
+    sequence, averaged over the contexts of the workload with three Gauss points.
 
     Args:
         coefficients: of every operator, as a checkpoint holds them.
         device: data sheet.
         arch, work: what runs; relaxed or concrete.
-        phase: "prefill" (all prompt tokens of all sequences in one pass) or "decode" (one token of
-            each sequence, averaged over the contexts of the workload with three Gauss points).
         structure: optional blocks that the model has (`operators.structure_of`); None for all.
     """
-    rows = work.batch_size * (work.prompt_tokens if phase == "prefill" else 1.0)
+    one = jnp.ones_like(work.prompt_tokens)
+    rows = work.batch_size * jnp.stack([work.prompt_tokens, one])
     table = _Table()
-    _add_matrices(table, coefficients["gemm"], device, arch, work, rows, structure)
+    _add_products(table, coefficients["gemm"], device, arch, work, rows, structure)
     _add_streams(table, coefficients["stream"], device, arch, work, rows)
-    _add_attention(table, coefficients["attention"], device, arch, work, phase, structure)
-    if _has(structure, "experts"):
-        _add_experts(table, coefficients["gemm"], device, arch, work, rows)
+    _add_attention(table, coefficients["attention"], device, arch, work, structure)
     if _has(structure, "linear"):
-        _add_linear(table, coefficients["linear"], device, arch, work, rows, phase)
+        _add_linear(table, coefficients["linear"], device, arch, work, rows)
     if _has(structure, "parallel"):
         _add_collectives(table, coefficients["collectives"], device, arch, work, rows)
-    return _finish(table, coefficients["power"], device, work)
+    costs = _costs(table, coefficients["power"], device, work)
+    prefill, decode = (jax.tree.map(lambda leaf, i=i: leaf[i], costs) for i in (0, 1))
+    return prefill, decode
 
 
-def _finish(table: _Table, coefficients, device: Device, work: Workload) -> PassCosts:
-    one_time, count = table.column("time", 0.0), table.column("count", 0.0)
-    flops, moved = table.column("flops", 0.0), table.column("moved", 0.0)
-    cached = table.column("cached", 0.0)
+def _costs(table: _Table, coefficients, device: Device, work: Workload) -> PassCosts:
+    one_time, count, flops = (table.column(name) for name in ("time", "count", "flops"))
+    moved, fp8 = table.column("moved"), table.column("fp8")
     safe = jnp.maximum(one_time, 1e-12)
-    watts = jax.vmap(power.board_power_w, in_axes=(None, None, 0, 0, 0, 0))(
-        coefficients, device, flops / safe, moved / safe, cached / safe, table.column("fp8", 0.0)
+    watts = power.board_power_w(
+        coefficients, device, flops / safe, moved / safe, table.column("cached") / safe, fp8
     )
     time_s = one_time * count
-    no_bound = np.eye(len(BOUNDS), dtype=np.float32)[0]
-    peak = gemm.peak_rate(device, 2.0 - table.column("fp8", 0.0))
+    peak = gemm.peak_rate(device, 2.0 - fp8)
     ratio = jnp.log(jnp.maximum(flops, 1.0) / peak) - jnp.log(
         jnp.maximum(moved, 1.0) / device.memory_bytes_per_s
     )
@@ -386,6 +364,6 @@ def _finish(table: _Table, coefficients, device: Device, work: Workload) -> Pass
         energy_j=time_s * watts * work.tensor_parallel,
         flops=flops * count,
         memory_bytes=moved * count,
-        bounds=table.column("bounds", no_bound),
+        bounds=table.column("bounds"),
         regimes=gemm.regime_gates(ratio, flops, GATE_TEMPERATURE),
     )

@@ -217,7 +217,7 @@ def evaluate(device, folder, level, split, form, reference, checkpoints, as_json
 @click.option("--dtype", type=click.Choice(["bf16", "fp8"]), help="By default both.")
 @click.option("--data", "folder", help="Folder of measured tables; default $HYMELL_DATA.")
 @click.option("--out", required=True, help="Folder of checkpoints to write into.")
-@click.option("--seeds", default=3, show_default=True, help="Fits per matrix product, best kept.")
+@click.option("--seeds", default=1, show_default=True, help="Fits per matrix product, best kept.")
 @click.option("--operators", is_flag=True, help="Fit the row-wise operators again.")
 @click.option("--resume", is_flag=True, help="Leave out what the folder already holds.")
 def fit(level, device, runtime, dtype, folder, out, seeds, operators, resume) -> None:

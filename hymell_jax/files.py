@@ -59,6 +59,8 @@ def parse_json(text: str, what: str) -> Any:
     Raises:
         ValueError: not JSON, a key given twice, NaN or Infinity, nested too deeply.
     """
+    if not text.strip():
+        raise ValueError(f"The {what} is empty.")
     try:
         return json.loads(
             text,

@@ -23,7 +23,7 @@ Progress = Callable[[str, int, int], None]
 """Called with (what is fitted, steps done, steps in all)."""
 
 STEPS_PER_CALL = 50
-GEMM_STAGES = ((8, 600, 1024, 0.05), (32, 1500, 2048, 0.03), (gemm.CHOICE, 3000, 4096, 0.02))
+GEMM_STAGES = ((8, 600, 1024, 0.05), (32, 1500, 2048, 0.03), (gemm.CHOICE, 3500, 4096, 0.02))
 """(sharpness of the choice of kernels, steps, rows a step, learning rate)."""
 
 SOUND_POWER_S = 300e-6

@@ -6,7 +6,7 @@ what was given, what is allowed, what to do.
 
 from __future__ import annotations
 
-import json
+import contextlib
 import math
 import os
 import re
@@ -14,14 +14,10 @@ import reprlib
 from collections.abc import Mapping
 from typing import Any
 
+from hymell_jax.files import read_json
 from hymell_jax.types import ARCHITECTURE_FIELDS
 
-MAX_FILE_BYTES = 50_000_000
 NESTED_TEXT_KEYS = ("text_config", "language_config", "llm_config", "thinker_config")
-
-
-class _BadJson(ValueError):
-    """A fault that a JSON hook found; carries its own sentence."""
 
 
 def load(source: Any) -> tuple[Mapping[str, Any], str]:
@@ -39,70 +35,19 @@ def load(source: Any) -> tuple[Mapping[str, Any], str]:
             "A configuration must be a dict, the path of a config.json, or a folder that holds "
             f"one; got {type(source).__name__}."
         )
-    try:
-        path = os.fsdecode(source)
+    path = os.fsdecode(source)
+    with contextlib.suppress(ValueError):  # a NUL in the path: `read_json` says so
         if os.path.isdir(path):
             path = os.path.join(path, "config.json")
-        if not os.path.isfile(path):
-            raise ValueError(
-                f"There is no file {path!r}. Give a config.json or a folder that holds one."
-            )
-        size = os.path.getsize(path)
-        if size > MAX_FILE_BYTES:
-            raise ValueError(
-                f"{path!r} holds {size} bytes; a configuration has at most {MAX_FILE_BYTES}. "
-                "Give the model's config.json, not its weights or tokenizer."
-            )
-        with open(path, "rb") as file:
-            content = file.read()
-    except OSError as error:
-        raise ValueError(
-            f"{shown(source)} cannot be read ({error.strerror}). Give a readable config.json."
-        ) from None
-    folder, base = os.path.split(os.path.abspath(path))
-    stem = os.path.splitext(base)[0]
-    return _parse(content, path), os.path.basename(folder) if stem == "config" else stem
-
-
-def _parse(content: bytes, path: str) -> dict[str, Any]:
-    advice = "Give the model's config.json."
-    try:
-        text = content.decode("utf-8-sig")
-    except UnicodeDecodeError:
-        raise ValueError(f"{path!r} is not UTF-8 text. {advice}") from None
-    if not text.strip():
-        raise ValueError(f"{path!r} is empty. {advice}")
-    try:
-        config = json.loads(text, object_pairs_hook=_unique_keys, parse_constant=_no_constant)
-    except _BadJson as error:
-        raise ValueError(f"{path!r} {error}") from None
-    except RecursionError:
-        raise ValueError(f"{path!r} is nested too deeply for a configuration. {advice}") from None
-    except json.JSONDecodeError as error:
-        raise ValueError(
-            f"{path!r} is not JSON: {error.msg} in line {error.lineno}. {advice}"
-        ) from None
-    except ValueError:
-        raise ValueError(f"{path!r} holds a number too long to read. {advice}") from None
+    config = read_json(path, "model configuration")
     if not isinstance(config, dict):
         raise ValueError(
-            f"{path!r} holds a JSON {type(config).__name__}, not an object with named sizes. "
-            f"{advice}"
+            f"{path!r} holds a JSON {type(config).__name__}, not an object with named sizes. Give "
+            "the model's config.json."
         )
-    return config
-
-
-def _unique_keys(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    result: dict[str, Any] = {}
-    for key, value in pairs:
-        if key in result:
-            raise _BadJson(f"gives the key {shown(key)} twice; keep one of them.")
-        result[key] = value
-    return result
-
-
-def _no_constant(constant: str) -> None:
-    raise _BadJson(f"holds {constant}, which is not a JSON number; give a finite number.")
+    folder, base = os.path.split(os.path.abspath(path))
+    stem = os.path.splitext(base)[0]
+    return config, os.path.basename(folder) if stem == "config" else stem
 
 
 def shown(value: Any) -> str:

@@ -159,10 +159,8 @@ def domain_distance(domain: dict[str, Any], arch: Architecture, work: Workload) 
 def _predict_one(
     model: CostModel, arch: Architecture, work: Workload, structure: frozenset[str] | None
 ) -> Prediction:
-    costs = functools.partial(
-        analytical.pass_costs, model.coefficients, model.device, arch, work, structure=structure
-    )
-    prefill, decode = _phase(costs("prefill")), _phase(costs("decode"))
+    costs = analytical.model_costs(model.coefficients, model.device, arch, work, structure)
+    prefill, decode = map(_phase, costs)
     total_time = prefill.time_s + work.output_tokens * decode.time_s
     total_energy = prefill.energy_j + work.output_tokens * decode.energy_j
     return Prediction(

@@ -270,7 +270,8 @@ def fit_level1(
     folder: str | os.PathLike[str],
     checkpoints: str | os.PathLike[str],
     *,
-    seeds: tuple[int, ...] = (0, 1, 2),
+    seeds: tuple[int, ...] = (0,),
+    gemm_fits: Mapping[int, tuple[dict[str, np.ndarray], float]] | None = None,
     progress: Progress | None = None,
 ) -> dict[str, Any]:
     """A level-1 checkpoint of one device, runtime and compute format, ready for `checkpoint.save`.
@@ -285,6 +286,7 @@ def fit_level1(
         folder: of measured tables.
         checkpoints: folder with the operator fits.
         seeds: of the matrix-product fits.
+        gemm_fits: (coefficients, loss) of seeds that were fitted before.
         progress: called with (what, done, total).
 
     Raises:
@@ -295,13 +297,14 @@ def fit_level1(
     frame = data.gemm_rows(root, device, runtime, dtype)
     train = frame[frame["split"] == "train"]
     m, n, k, time_s = data.columns(train, "m", "n", "k", "time_s")
-    fits = [
-        fit.fit_gemm(
-            spec.device, m, n, k, time_s, element_bytes=element, seed=s, progress=progress
-        )
-        for s in seeds
-    ]
-    gemm_coefficients, loss = min(fits, key=lambda found: found[1])
+    fits = dict(gemm_fits or {})
+    for seed in seeds:
+        if seed not in fits:
+            fits[seed] = fit.fit_gemm(
+                spec.device, m, n, k, time_s, element_bytes=element, seed=seed, progress=progress
+            )
+    best = min(seeds, key=lambda seed: fits[seed][1])
+    gemm_coefficients, loss = fits[best]
     stream, stream_origin = _stream_coefficients(device, runtime, checkpoints)
     attention_coefficients, attention_origin, n_attention = _fit_attention(
         root, device, runtime, spec, seeds[0]
@@ -339,7 +342,10 @@ def fit_level1(
             _source(runtime, table="blocks/attention", rows_train=n_attention),
             _source(SERVING_RUNTIME, table="operators/rmsnorm, blocks/layer_parts_vidur"),
         ],
-        "recipe": {"seeds": list(seeds), "train_loss": round(loss, 5), "stages": fit.GEMM_STAGES},
+        "recipe": {
+            "seeds": list(seeds), "seed_kept": best, "train_loss": round(loss, 5),
+            "stages": fit.GEMM_STAGES,
+        },
         "split": "fitted on train rows only; test rows are shapes never trained on",
         "libraries": {p: importlib.metadata.version(p) for p in ("jax", "optax", "numpy")},
     }  # fmt: skip

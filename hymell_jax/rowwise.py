@@ -18,10 +18,11 @@ multiprocessors (SMs), in waves of `slots` = SMs x rows per SM:
 
     misses   1 / (1 + (share x L2 / bytes)^s): what fits in L2 is not read from DRAM
     drain    dirty lines of what ran before, written back once the operator overflows L2
-    rereads  a kernel that reads its input again (LayerNorm) finds it in L2 only while the rows in
+    rereads  a kernel that reads its input again (LayerNorm, long softmax) finds it in L2 only while the rows in
              flight fit there: t_memory x (1 + reread x sigmoid(4 ln(in flight / (share x L2))))
-    switch   above `switch_cols` columns another kernel takes over (softmax: one warp a row up to
-             1024 columns, one thread block above); it has its own latency, slots and cache speed
+    switch   above `switch_cols` columns another kernel takes over (softmax: one warp a row, held
+             in registers, up to 1024 columns, one thread block above, which rereads); it has its
+             own latency, slots and cache speed
 
 Every term is positive and non-decreasing in rows and in columns, and so are sums and p-norms: time
 is monotone by construction. Sums and norms are taken of logarithms, so float32 is safe from 1 to
@@ -50,10 +51,28 @@ REGIMES = ("launch", "memory")
 RMSNORM_EDGE_ELEMENTS = 2.5e6  # N d, arXiv 2608.06723
 SOFTMAX_EDGE_ROWS = 1024.0  # N, arXiv 2608.06723
 SOFTMAX_SWITCH_COLS = 1024.0  # PyTorch: persistent warp softmax up to here, block softmax above
-LAYERNORM_REREAD = 0.5  # input read twice, output written once: three passes instead of two
+
+LAYERNORM_REREAD = 0.5  # reads its input twice, writes once: 3 passes, not 2
+SOFTMAX_REREAD = 1.0  # the block softmax reads 3 times, writes once: 4 passes, not 2
 
 NO_SWITCH_COLS = 1e30
 NO_REREAD = 1e-6
+
+KERNELS: dict[str, dict[str, float]] = {
+    "layernorm": {"reread": LAYERNORM_REREAD},
+    "softmax": {"switch_cols": SOFTMAX_SWITCH_COLS, "reread": SOFTMAX_REREAD},
+}
+"""Facts of PyTorch's kernels, for `fit_refined` and `default_coefficients`; others have none.
+
+The warp softmax keeps its row in registers; the block softmax reads it for the maximum, for the sum
+and for the result. RMSNorm kernels read twice too, but rows there are short.
+"""
+
+WITHIN_RANGE = {"prior_weight": 3e-5, "time_weight": 0.0}
+"""Settings of `fit_refined` where predictions stay among the shapes that were measured."""
+
+BEYOND_RANGE = {"prior_weight": 3e-4, "time_weight": 0.5}
+"""Settings of `fit_refined` where predictions go to far larger shapes."""
 
 _WAVE_STEPS = 8
 _SWITCH_SHARPNESS = 16.0
@@ -148,7 +167,10 @@ def _log_kernel_s(c: Coefficients, kind: str, device: Device, rows, log_cols, lo
     excess = log_bytes - log_l2 - c["log_cache_share"]
     log_misses = jax.nn.log_sigmoid(jnp.exp(c["log_cache_steepness"]) * excess)
     in_flight = jnp.log(slots) + log_row - math.log(2.0) - log_l2 - c["log_reread_share"]
-    rereads = jnp.exp(c["log_reread"]) * jax.nn.sigmoid(_REREAD_STEEPNESS * in_flight)
+    in_registers = 0.0 if kind else jax.nn.log_sigmoid(c["log_switch_cols"] - math.log(1e15))
+    rereads = jnp.exp(c["log_reread"] + in_registers) * jax.nn.sigmoid(
+        _REREAD_STEEPNESS * in_flight
+    )
     log_moved = jnp.logaddexp(log_bytes, log_l2 + c["log_drain"]) + jnp.log1p(rereads)
     log_memory = log_moved + log_misses - log_rate
 
@@ -218,7 +240,7 @@ def fit_refined(
     *,
     switch_cols: float = NO_SWITCH_COLS,
     reread: float = NO_REREAD,
-    prior_weight: float = 1e-4,
+    prior_weight: float = 3e-4,
     time_weight: float = 0.5,
     starts: int = 8,
     steps: int = 1000,
@@ -235,9 +257,10 @@ def fit_refined(
         rows, cols, time_s: measured rows [n].
         device: leaves of shape () or [n] (several devices at once).
         bytes_per_element: see `rowwise_time_s`; a number, or one for each row.
-        switch_cols: columns above which another kernel runs, `SOFTMAX_SWITCH_COLS` for softmax.
-        reread: share of the traffic that a second read of the input adds, `LAYERNORM_REREAD`.
-        prior_weight: of the prior, against the mean loss.
+        switch_cols: columns above which another kernel runs; for it and the next see `KERNELS`.
+        reread: share of the traffic that further reads of the input add if they miss L2, above
+            `switch_cols` if there are two kernels.
+        prior_weight: of the prior, against the mean loss; see `WITHIN_RANGE`, `BEYOND_RANGE`.
         time_weight: rows weigh time^time_weight: launch-bound rows all say the same.
         starts, steps, learning_rate: of the optimiser.
         max_rows: a random subset of more rows than this is fitted.

@@ -26,7 +26,7 @@ def test_a_good_file_is_read_as_it_stands(tmp_path):
 @pytest.mark.parametrize(
     ("text", "word"),
     [
-        ("", "not valid JSON"),
+        ("", "is empty"),
         ("{", "not valid JSON"),
         ("{'a': 1}", "not valid JSON"),
         ('{"a": 1} x', "not valid JSON"),

@@ -10,7 +10,7 @@ import warnings
 import numpy as np
 import pytest
 
-from hymell_jax import hf_file
+from hymell_jax import files, hf_file
 from hymell_jax.hf import HFModel, architecture_from_hf, read_hf
 from hymell_jax.hf_families import ALIASES, FAMILIES
 from hymell_jax.models import model_names, preset
@@ -561,8 +561,8 @@ def test_leaves_are_float32_scalars_and_notes_are_warnings():
 BAD_FILES = {
     "empty": (b"", "empty"),
     "blank": (b" \n\t", "empty"),
-    "prose": (b"hello", "not JSON"),
-    "truncated": (b'{"model_type": "llama"', "not JSON"),
+    "prose": (b"hello", "not valid JSON"),
+    "truncated": (b'{"model_type": "llama"', "not valid JSON"),
     "list": (b"[1, 2]", "list"),
     "number": (b"7", "int"),
     "null": (b"null", "NoneType"),
@@ -573,7 +573,7 @@ BAD_FILES = {
     "utf-16": ('{"a": 1}'.encode("utf-16"), "not UTF-8"),
     "deep": (b'{"a":' + b"[" * 200_000 + b"]" * 200_000 + b"}", "nested too deeply"),
     "deep objects": (b'{"a":' * 100_000 + b"1" + b"}" * 100_000, "nested too deeply"),
-    "long number": (b'{"hidden_size": ' + b"9" * 10_000 + b"}", "number too long"),
+    "long number": (b'{"hidden_size": ' + b"9" * 10_000 + b"}", "too large"),
     "binary": (bytes(range(256)), "not UTF-8"),
 }
 
@@ -587,10 +587,10 @@ def test_a_bad_file_is_one_clear_sentence(kind, tmp_path):
 
 
 def test_a_missing_or_oversized_file_is_one_clear_sentence(tmp_path, monkeypatch):
-    one_sentence(tmp_path / "absent.json", "There is no file")
-    one_sentence(tmp_path, "There is no file")  # a folder without a configuration
-    one_sentence("nul\0byte", "There is no file")
-    monkeypatch.setattr(hf_file, "MAX_FILE_BYTES", 10)
+    one_sentence(tmp_path / "absent.json", "No such file|cannot be read")
+    one_sentence(tmp_path, "No such file|cannot be read")  # a folder without a configuration
+    one_sentence("nul\0byte", "No such file|cannot be read")
+    monkeypatch.setattr(files, "MAX_JSON_BYTES", 10)
     (tmp_path / "config.json").write_text(json.dumps(LLAMA))
     one_sentence(tmp_path, "at most 10")
 

@@ -1,4 +1,4 @@
-"""Level 2 networks: zero before training, bounded, fading, deterministic; expected by arithmetic."""
+"""Level 2 networks: zero before training, bounded, fading, deterministic."""
 
 from __future__ import annotations
 
@@ -74,9 +74,7 @@ def test_one_layer_by_hand():
 
 def test_an_ensemble_is_the_mean_of_its_members():
     params, x = _random_params(0.5), jnp.asarray(RNG.normal(size=(6, 4)), jnp.float32)
-    single = [
-        mlp.apply_mlp(jax.tree.map(lambda a, i=i: a[i], params), SPEC, x) for i in range(3)
-    ]
+    single = [mlp.apply_mlp(jax.tree.map(lambda a, i=i: a[i], params), SPEC, x) for i in range(3)]
     mean, spread = mlp.correction(params, SPEC, _plain_normalizer(), x)
     np.testing.assert_allclose(mean, np.mean(single, axis=0), rtol=1e-4, atol=1e-6)
     np.testing.assert_allclose(spread, np.std(single, axis=0), rtol=1e-4, atol=1e-6)

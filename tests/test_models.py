@@ -210,7 +210,7 @@ def test_a_bare_preset_name_wins_over_a_folder_without_a_configuration(tmp_path,
 
 @pytest.mark.parametrize("source", ["./absent", "absent.json", "/no/such/place", "~/no-such-place"])
 def test_a_missing_path_says_that_there_is_no_file(source):
-    with pytest.raises(ValueError, match="There is no file"):
+    with pytest.raises(ValueError, match="No such file"):
         resolve_model(source)
 
 

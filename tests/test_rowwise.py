@@ -24,8 +24,8 @@ DEVICE = types.device(
 )
 OPERATORS = {
     "plain": rowwise.default_coefficients(),
-    "softmax": rowwise.default_coefficients(switch_cols=rowwise.SOFTMAX_SWITCH_COLS),
-    "layernorm": rowwise.default_coefficients(reread=rowwise.LAYERNORM_REREAD),
+    "softmax": rowwise.default_coefficients(**rowwise.KERNELS["softmax"]),
+    "layernorm": rowwise.default_coefficients(**rowwise.KERNELS["layernorm"]),
 }
 SIZES = np.array([1.0, 2.0, 7.0, 63.0, 1000.0, 1024.0, 1100.0, 4096.0, 1e5, 1e7, 1e9])
 
@@ -194,6 +194,32 @@ def test_fit_recovers_a_synthetic_device_from_its_own_times():
     assert seconds(found, 1e6, 8192.0) == pytest.approx(seconds(truth, 1e6, 8192.0), rel=0.03)
     again = rowwise.fit_refined(rows, cols, measured, DEVICE, 4.0, **settings)
     assert again == found
+
+
+def test_fit_takes_bytes_and_devices_by_row_and_fits_a_subset():
+    rows = np.geomspace(1, 1e5, 60)
+    element = np.where(np.arange(60) % 2, 4.0, 6.0)
+    fast = types.Device(**{**vars(DEVICE), "memory_bytes_per_s": np.full(60, 4e12, np.float32)})
+    time_s = np.asarray(
+        rowwise.rowwise_time_s(OPERATORS["plain"], fast, rows, 4096.0 + 0 * rows, element)[0]
+    )
+    found = rowwise.fit_refined(
+        rows, np.full(60, 4096.0), time_s, fast, element, starts=1, steps=200, max_rows=40
+    )
+    fitted_s = rowwise.rowwise_time_s(found, fast, rows, 4096.0 + 0 * rows, element)[0]
+    assert np.mean(np.abs(np.asarray(fitted_s) / time_s - 1)) < 0.05  # 200 steps from one start
+
+
+def test_rows_of_the_narrow_kernel_stay_in_registers():
+    once = OPERATORS["softmax"] | {"log_reread": math.log(rowwise.NO_REREAD)}
+    cols = np.array([64.0, 1000.0])
+    np.testing.assert_allclose(
+        seconds(OPERATORS["softmax"], 1e9, cols), seconds(once, 1e9, cols), rtol=1e-4
+    )
+    # 400 long rows of 4 MB in flight miss 40 MB: 4 passes instead of 2
+    fast = {"log_wide_cache_speedup": math.log(20.0)}
+    four = seconds(OPERATORS["softmax"] | fast, 1e5, 1e6) / seconds(once | fast, 1e5, 1e6)
+    assert four == pytest.approx(2.0, abs=1e-2)
 
 
 def test_fit_refuses_times_that_are_not_positive():
