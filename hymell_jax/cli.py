@@ -15,6 +15,22 @@ import click
 
 from hymell_jax.version import __version__
 
+LEVELS = ["1", "2", "3", "best"]
+FITTED_LEVELS = ["1"]
+
+
+def _fitted_level(level: str) -> int:
+    """The level that answers; `best` is the highest that checkpoints hold.
+
+    Raises:
+        ValueError: a level that no checkpoint holds.
+    """
+    if level != "best" and level not in FITTED_LEVELS:
+        raise ValueError(
+            f"No checkpoint holds level {level}; give --level {' or '.join(FITTED_LEVELS)} or best."
+        )
+    return int(FITTED_LEVELS[-1] if level == "best" else level)
+
 
 class _Group(click.Group):
     """Turns the package's ValueErrors into one sentence and exit status 2."""
@@ -109,7 +125,7 @@ def _bytes(value: float) -> str:
 @click.option("--prompt", default=1024.0, show_default=True, help="Prompt tokens a sequence.")
 @click.option("--output", default=128.0, show_default=True, help="Tokens each one generates.")
 @click.option("--tensor-parallel", default=1.0, show_default=True, help="GPUs that share a layer.")
-@click.option("--level", type=click.Choice(["1", "best"]), default="best", show_default=True)
+@click.option("--level", type=click.Choice(LEVELS), default="best", show_default=True)
 @click.option("--ignore-memory", is_flag=True, help="Predict even what does not fit.")
 @click.option("--json", "as_json", is_flag=True, help="Print JSON, all numbers in SI units.")
 def predict(
@@ -117,6 +133,7 @@ def predict(
     ignore_memory, as_json,
 ) -> None:  # fmt: skip
     """Latency, energy and memory of MODEL: a preset, a config.json, or a folder that holds one."""
+    answering = _fitted_level(level)
     from hymell_jax import checkpoint, models, summary, types
 
     hf = models.resolve_model(model)
@@ -130,8 +147,7 @@ def predict(
         tensor_parallel=tensor_parallel,
     )
     fitted = checkpoint.load(device, runtime, chosen)
-    content = summary.summarise(fitted, hf, work, check_memory=not ignore_memory)
-    del level  # level 1 is the highest that is fitted, so it is also the best
+    content = summary.summarise(fitted, hf, work, answering, check_memory=not ignore_memory)
     if as_json:
         _print_json(content)
     else:
@@ -184,7 +200,7 @@ def _show_prediction(c: dict[str, Any]) -> None:
 @main.command()
 @click.option("--device", required=True, help="Exact name (see `hymell devices`).")
 @click.option("--data", "folder", help="Folder of measured tables; default $HYMELL_DATA.")
-@click.option("--level", type=click.Choice(["1"]), default="1", show_default=True)
+@click.option("--level", type=click.Choice(LEVELS), default="best", show_default=True)
 @click.option("--split", default="test", show_default=True, help="train, test, or all.")
 @click.option("--form", type=click.Choice(["refined", "published"]), default="refined")
 @click.option("--reference", help="CSV with the errors of a black box on the same rows.")
@@ -192,10 +208,10 @@ def _show_prediction(c: dict[str, Any]) -> None:
 @click.option("--json", "as_json", is_flag=True, help="Print a list of rows.")
 def evaluate(device, folder, level, split, form, reference, checkpoints, as_json) -> None:
     """Errors of the fitted model on measured rows, by table, regime and target."""
+    _fitted_level(level)
     from hymell_jax import data
     from hymell_jax.evaluate import evaluate as run
 
-    del level
     rows = run(
         device,
         data.data_folder(folder),
@@ -211,7 +227,7 @@ def evaluate(device, folder, level, split, form, reference, checkpoints, as_json
 
 
 @main.command()
-@click.option("--level", type=click.Choice(["1"]), default="1", show_default=True)
+@click.option("--level", type=click.Choice(LEVELS[:-1]), default="1", show_default=True)
 @click.option("--device", required=True, help="Exact name, or `all` that the tables hold.")
 @click.option("--runtime", help="As in the tables; by default every one of the device.")
 @click.option("--dtype", type=click.Choice(["bf16", "fp8"]), help="By default both.")
@@ -222,9 +238,9 @@ def evaluate(device, folder, level, split, form, reference, checkpoints, as_json
 @click.option("--resume", is_flag=True, help="Leave out what the folder already holds.")
 def fit(level, device, runtime, dtype, folder, out, seeds, operators, resume) -> None:
     """Fit a device's coefficients to measured tables and write its checkpoints."""
+    _fitted_level(level)
     from hymell_jax import checkpoint, data, recipes
 
-    del level
     if seeds < 1:
         raise ValueError(f"--seeds must be at least 1; got {seeds}.")
     root = data.data_folder(folder)

@@ -211,36 +211,45 @@ def rowwise_errors(
     if form == "published" and operator not in PUBLISHED_ROWWISE:
         return []
     names = {"rmsnorm": ("num_tokens", "d_model")}.get(operator, ("rows", "cols"))
-    moved = {"rmsnorm": 4.0}.get(operator, 8.0)
-    found = []
+    measured: dict[tuple[str, str], list[tuple[np.ndarray, ...]]] = {}
     for fitted in operator_fits(operator, checkpoints):
         if fitted["device"] != device:
             continue
         frame = data.read_table(
             folder, f"operators/{operator}", device=device, runtime=fitted["runtime"]
         )
+        if "kernel" in frame:
+            frame = frame[frame["kernel"] == fitted["kernel"]]
         frame = _chosen(frame[frame["dtype"] == fitted["dtype"]], split)
-        if frame.empty:
-            continue
-        rows, cols, time_s = data.columns(frame, *names, "time_s")
-        spec = devices.get_device(device)
-        if form == "refined":
-            predicted, _ = rowwise.rowwise_time_s(
-                fitted["refined"], spec.device, rows, cols, moved
-            )
-        else:
-            terms, regime_of, _ = PUBLISHED_ROWWISE[operator]
-            matrix = np.asarray(terms(rows, cols), np.float64)
-            weights = np.asarray(fitted["published"], np.float64)
-            predicted = np.sum(matrix * weights[regime_of(rows, cols)], axis=1)
+        if len(frame):
+            arrays = data.columns(frame, *names, "time_s")
+            key = fitted["runtime"], fitted["dtype"]
+            predicted = _rowwise_seconds(operator, fitted, device, form, *arrays[:2])
+            measured.setdefault(key, []).append((*arrays, predicted))
+    found = []
+    for (runtime, dtype), blocks in measured.items():
+        rows, cols, time_s, predicted = map(np.concatenate, zip(*blocks, strict=True))
+        regime, kinds = np.full(len(rows), -1), ()
         if operator in PUBLISHED_ROWWISE:
             regime, kinds = PUBLISHED_ROWWISE[operator][1](rows, cols), rowwise.REGIMES
-        else:
-            regime, kinds = np.full(len(rows), -1), ()
         base = dict(level=1, form=form, table=operator, device=device, target="time")
-        base.update(runtime=fitted["runtime"], dtype=fitted["dtype"])
-        found += _rows_by_regime(base, regime, kinds, np.asarray(predicted), time_s)
+        base.update(runtime=runtime, dtype=dtype)
+        found += _rows_by_regime(base, regime, kinds, predicted, time_s)
     return found
+
+
+def _rowwise_seconds(operator, fitted, device, form, rows, cols) -> np.ndarray:
+    """Predicted seconds [n_rows] of one fit of a row-wise operator."""
+    if form == "refined":
+        moved = {"rmsnorm": 4.0}.get(operator, 8.0)
+        spec = devices.get_device(device)
+        return np.asarray(
+            rowwise.rowwise_time_s(fitted["refined"], spec.device, rows, cols, moved)[0]
+        )
+    terms, regime_of, _ = PUBLISHED_ROWWISE[operator]
+    matrix = np.asarray(terms(rows, cols), np.float64)
+    weights = np.asarray(fitted["published"], np.float64)
+    return np.sum(matrix * weights[regime_of(rows, cols)], axis=1)
 
 
 def _with_references(rows, reference: pd.DataFrame | None) -> list[dict[str, Any]]:

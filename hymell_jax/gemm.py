@@ -8,7 +8,7 @@ Refined: what a library does on the device. It picks the cheapest of a catalogue
 thread-block tile and a split of the k loop; a kernel costs
 
     t_kernel = (t_compute^8 + t_cache^8 + t_latency^8 + t_memory^8)^(1/8) + t_split
-    t        = t_launch + softmin over the kernels of t_kernel
+    t        = t_launch + softmin over the kernels of t_kernel + t_convert
 
     compute   waves of tiles over the SMs x (FLOPs of a tile / (peak / SMs) x cost + prologue),
               slowed when a long kernel lowers the clock
@@ -17,6 +17,7 @@ thread-block tile and a split of the k loop; a kernel costs
     memory    operands and result over the DRAM bandwidth, less what stays in L2; weights lose
               bandwidth while their tiles fill the SMs unevenly
     split     partial sums of a split k loop, written and added up
+    convert   fp8 only: a kernel of its own writes the activations in fp8 first
 
 Every term is positive and non-decreasing in m, n and k, and so are the p-norm and the soft
 minimum: time is monotone by construction, and it is never let below FLOPs over peak, nor, with
@@ -86,6 +87,8 @@ SCALAR_COEFFICIENTS = (
     "log_cache_cost",  # L2 traffic of tiles, relative to DRAM bandwidth
     "log_input_excess",  # DRAM time of operands over the data sheet, above one
     "log_output_excess",
+    "log_convert_s",  # of the kernel that converts activations to fp8
+    "log_convert_cost",  # its traffic, relative to DRAM bandwidth
     "log_split_cost",  # bytes of partial sums, relative to DRAM bandwidth
     "log_split_s",
     "log_throttle",  # greatest slowdown of long compute-bound kernels
@@ -115,6 +118,8 @@ def default_coefficients() -> Coefficients:
         "log_cache_cost": -1.2,
         "log_input_excess": -1.5,
         "log_output_excess": -1.0,
+        "log_convert_s": np.log(2e-6),
+        "log_convert_cost": 0.0,
         "log_split_cost": -1.0,
         "log_split_s": 0.7 + np.log(1e-6),
         "log_throttle": -3.0,
@@ -254,11 +259,16 @@ def gemm_time(
     streamed = streaming_weights * groups * n * k * weight_bytes / device.memory_bytes_per_s
     best = jnp.maximum(smooth_minimum(total, sharpness), jnp.maximum(compute, streamed))
     launch = jnp.exp(c["log_launch_s"])
-    time_s = launch + best
+    eight_bit = jnp.clip(2.0 - activation_bytes, 0.0, 1.0)
+    convert_bytes = groups * m * k * (2.0 + activation_bytes) / device.memory_bytes_per_s
+    convert = jnp.exp(c["log_convert_s"]) + convert_bytes * jnp.exp(c["log_convert_cost"])
+    convert = convert * eight_bit
+    time_s = launch + best + convert
 
     chosen = power_of_two(jnp.min(total) / total, sharpness)
     chosen = chosen / jnp.sum(chosen) * best / (total * time_s)
     shares = [jnp.sum(chosen * body * power_of_two(term / body, OVERLAP)) for term in work]
+    shares[-1] = shares[-1] + convert / time_s
     split = jnp.sum(chosen * terms["split"])
     return time_s, jnp.stack([launch / time_s, *shares, split])
 
@@ -343,7 +353,8 @@ def published_gemm(
     The linear form may be negative or far off outside the shapes that it was fitted on.
     """
     terms = published_terms(m, n, k, element_bytes)
-    per_regime = jnp.sum(terms[..., None, :] * coefficients, -1)
+    shape = (1,) * (terms.ndim - 1) + jnp.shape(coefficients)
+    per_regime = jnp.sum(terms[..., None, :] * jnp.reshape(coefficients, shape), -1)
     return jnp.sum(published_gates(m, n, k, temperature, element_bytes) * per_regime, -1)
 
 

@@ -29,9 +29,9 @@ from collections.abc import Mapping
 import jax
 import jax.numpy as jnp
 import numpy as np
-import optax
 
 from hymell_jax.gemm import peak_rate
+from hymell_jax.robust_fit import fit_coefficients
 from hymell_jax.types import Device
 
 MOE_TERMS = ("launch", "rows", "memory", "compute", "chain")
@@ -39,6 +39,9 @@ MOE_TERMS = ("launch", "rows", "memory", "compute", "chain")
 
 POWER_LAWS = {"balanced": 0.0, "power_law_1.01": 1.01, "power_law_1.2": 1.2}
 """Exponents of the measured distributions; 0 spreads tokens evenly, by turns."""
+
+NETWORK = {"hidden": (32, 32), "bound": float(np.log(2.0)), "steps": 3000, "weight_decay": 1e-2}
+"""Level 2: `MLPSpec` and `fit_ensemble` settings, chosen with whole shapes left out."""
 
 ACTIVATION_BYTES = 2.0
 TILE_ROWS = 16.0  # least rows of a tensor-core tile
@@ -131,9 +134,10 @@ def expert_load(tokens, n_experts, top_k, expert_parallel=1.0, exponent=0.0) -> 
         expert_parallel: GPUs that share the experts.
         exponent: of the power law of the loads, 0 for an even spread.
     """
-    tokens, experts, ep = _float(tokens), _float(n_experts), _float(expert_parallel)
+    tokens, ep = _float(tokens), _float(expert_parallel)
+    experts = jnp.maximum(_float(n_experts), 1.0)
     local = jnp.maximum(experts / ep, 1.0)
-    share = jnp.clip(top_k / experts, 0.0, 1.0)
+    share = jnp.clip(top_k / experts, 1e-6, 1.0)
     loads = relative_loads(tokens, exponent)
     pairs = list(zip(_WEIGHTS.tolist(), loads, strict=True))
     variance = sum(w * jnp.square(load) for w, load in pairs) - 1.0
@@ -332,61 +336,23 @@ MOE_SIZES = (
 
 
 def fit_moe(
-    device: Device,
-    sizes: Mapping[str, np.ndarray],
-    time_s: np.ndarray,
-    *,
-    steps: int = 1500,
-    learning_rate: float = 0.05,
-    max_rows: int = 4000,
-    seed: int = 0,
+    device: Device, sizes: Mapping[str, np.ndarray], time_s: np.ndarray, **options
 ) -> dict[str, float]:
     """Coefficients of one device, runtime and kernel from measured layers.
-
-    Minimises the mean of sqrt(r^2 + 0.01^2), r = ln(time / measured), with a weak pull (1e-5
-    squared) towards the start; Adam with cosine decay. The same rows give the same fit.
 
     Args:
         device: data sheet of the device that was measured.
         sizes: the names of `MOE_SIZES`, arrays [n_rows].
         time_s: [n_rows] measured seconds.
-        steps, learning_rate: of Adam.
-        max_rows: a random subsample of this size is used where there are more.
-        seed: of the subsample.
+        options: steps, learning_rate, max_rows and seed of `robust_fit.fit_coefficients`.
 
     Raises:
         ValueError: no rows, arrays of unequal length, times not positive.
     """
-    columns = [np.asarray(sizes[name], np.float64) for name in MOE_SIZES]
-    measured = np.asarray(time_s, np.float64)
-    if measured.ndim != 1 or not len(measured) or any(a.shape != measured.shape for a in columns):
-        raise ValueError(f"Give arrays of one length, at least 1; got {measured.shape}.")
-    if not (np.isfinite(measured).all() and (measured > 0).all()):
-        raise ValueError("time_s must be positive and finite in every row.")
-    kept = np.random.default_rng(seed).permutation(len(measured))[:max_rows]
-    columns = [jnp.asarray(a[kept], jnp.float32) for a in columns]
-    log_measured = jnp.log(jnp.asarray(measured[kept], jnp.float32))
-    start = {name: jnp.float32(value) for name, value in DEFAULT_COEFFICIENTS.items()}
-    start["log_launch_s"] = jnp.float32(np.log(np.quantile(measured, 0.02)))
-
-    def loss(c):
-        residual = jnp.log(moe_time_s(c, device, *columns)[0]) - log_measured
-        pull = sum(jnp.square(c[name] - start[name]) for name in start)
-        return jnp.mean(jnp.sqrt(jnp.square(residual) + 1e-4)) + 1e-5 * pull
-
-    fitted = _adam(loss, start, steps, learning_rate)
-    return {name: float(fitted[name]) for name in start}
-
-
-def _adam(loss, start, steps: int, learning_rate: float):
-    """Where Adam with cosine decay gets from `start` in `steps` full-batch steps."""
-    optimizer = optax.adam(optax.cosine_decay_schedule(learning_rate, steps))
-
-    def step(carry, _):
-        values, state = carry
-        updates, state = optimizer.update(jax.grad(loss)(values), state)
-        return (optax.apply_updates(values, updates), state), None
-
-    run = jax.jit(lambda values: jax.lax.scan(step, (values, optimizer.init(values)), length=steps))
-    (values, _), _ = run(start)
-    return values
+    return fit_coefficients(
+        lambda c, *row: moe_time_s(c, device, *row)[0],
+        DEFAULT_COEFFICIENTS,
+        [sizes[name] for name in MOE_SIZES],
+        time_s,
+        **options,
+    )

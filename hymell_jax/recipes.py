@@ -41,6 +41,12 @@ PART_OPERATOR = {
 }
 """Which fitted operator serves a row-wise part of a layer."""
 
+PARALLEL_BLOCK_MODELS = ("microsoft/phi-2",)
+"""Attention and feed-forward in parallel: their residual add has more operands."""
+
+SERVING_KERNEL = {"rmsnorm": "post_attention_layernorm"}
+"""Of the kernels of an operator, the one that a serving engine runs most."""
+
 SERVING_RUNTIME = "vidur"
 """Of the row-wise fits: fused kernels, as a serving engine has them."""
 
@@ -51,13 +57,17 @@ def operator_file(folder: str | os.PathLike[str], operator: str) -> Path:
 
 
 def operator_rows(folder: Path, operator: str) -> pd.DataFrame:
-    """Rows with device, runtime, dtype, rows, cols, element_bytes (moved), time_s, split."""
+    """Rows with device, runtime, dtype, kernel, rows, cols, element_bytes, time_s, split.
+
+    `element_bytes` counts what is read and written for one element, over all operands.
+    """
     if operator == "rmsnorm":
         frame = data.read_table(folder, "operators/rmsnorm")
         frame = frame.rename(columns={"num_tokens": "rows", "d_model": "cols"})
         return frame.assign(element_bytes=4.0)
     if operator in ("softmax", "layernorm"):
-        return data.read_table(folder, f"operators/{operator}").assign(element_bytes=8.0)
+        frame = data.read_table(folder, f"operators/{operator}")
+        return frame.assign(element_bytes=8.0, kernel=operator)
     return _layer_part_rows(data.read_table(folder, "blocks/layer_parts_vidur"), operator)
 
 
@@ -80,10 +90,15 @@ def _layer_part_rows(frame: pd.DataFrame, operator: str) -> pd.DataFrame:
         "rope": 4.0, "residual_add": 6.0, "embedding": 4.0,
         "activation": np.where(frame["gated_ffn"], 6.0, 4.0),
     }[operator]  # fmt: skip
-    rows = frame[["device", "runtime", "dtype", "split"]].assign(
-        rows=frame["num_tokens"], cols=width, element_bytes=moved, time_s=frame[column]
+    rows = frame[["device", "runtime", "dtype", "split", "model"]].assign(
+        rows=frame["num_tokens"],
+        cols=width,
+        element_bytes=moved,
+        time_s=frame[column],
+        kernel=operator,
     )
-    return rows[rows["time_s"] > 0].reset_index(drop=True)
+    odd = (operator == "residual_add") & rows["model"].isin(PARALLEL_BLOCK_MODELS)
+    return rows[(rows["time_s"] > 0) & ~odd].reset_index(drop=True)
 
 
 def operators_in(folder: Path) -> list[str]:
@@ -108,27 +123,11 @@ def fit_operator(
 ) -> dict[str, Any]:
     """Fits of one row-wise operator, one for each device and runtime in the tables."""
     frame = operator_rows(folder, operator)
-    groups = list(frame[frame["split"] == "train"].groupby(["device", "runtime", "dtype"]))
+    keys = ["device", "runtime", "dtype", "kernel"]
+    groups = list(frame[frame["split"] == "train"].groupby(keys))
     fits = []
-    for index, ((device, runtime, dtype), rows) in enumerate(groups):
-        spec = devices.get_device(device)
-        n, d, element, time_s = data.columns(rows, "rows", "cols", "element_bytes", "time_s")
-        refined = rowwise.fit_refined(
-            n,
-            d,
-            time_s,
-            spec.device,
-            element if np.ptp(element) else float(element[0]),
-            seed=seed,
-            **_KERNEL_FACTS.get(operator, {}),
-        )
-        entry = dict(device=device, runtime=runtime, dtype=dtype, n_train=len(rows))
-        entry["refined"] = refined
-        if operator in evaluate.PUBLISHED_ROWWISE:
-            terms, regime, _ = evaluate.PUBLISHED_ROWWISE[operator]
-            matrix = np.asarray(terms(n, d), np.float64)
-            entry["published"] = rowwise.fit_published(matrix, time_s, regime(n, d)).tolist()
-        fits.append(entry)
+    for index, (key, rows) in enumerate(groups):
+        fits.append(_fit_rowwise(operator, dict(zip(keys, key, strict=True)), rows, seed))
         if progress:
             progress(operator, index + 1, len(groups))
     runtimes = sorted(frame["runtime"].unique())
@@ -142,10 +141,27 @@ def fit_operator(
     }
 
 
-_KERNEL_FACTS: dict[str, dict[str, float]] = {
-    "softmax": {"switch_cols": rowwise.SOFTMAX_SWITCH_COLS},
-    "layernorm": {"reread": rowwise.LAYERNORM_REREAD},
-}
+def _fit_rowwise(operator: str, key: dict[str, str], rows: pd.DataFrame, seed: int):
+    """The fit of one operator, device, runtime and kernel: an entry of its file."""
+    n, d, element, time_s = data.columns(rows, "rows", "cols", "element_bytes", "time_s")
+    far = operator in rowwise.KERNELS  # softmax and LayerNorm are asked for far larger shapes
+    refined = rowwise.fit_refined(
+        n,
+        d,
+        time_s,
+        devices.get_device(key["device"]).device,
+        element if np.ptp(element) else float(element[0]),
+        steps=1000 if far else 1500,
+        seed=seed,
+        **(rowwise.BEYOND_RANGE if far else rowwise.WITHIN_RANGE),
+        **rowwise.KERNELS.get(operator, {}),
+    )
+    entry = {**key, "n_train": len(rows), "refined": refined}
+    if operator in evaluate.PUBLISHED_ROWWISE:
+        terms, regime, _ = evaluate.PUBLISHED_ROWWISE[operator]
+        matrix = np.asarray(terms(n, d), np.float64)
+        entry["published"] = rowwise.fit_published(matrix, time_s, regime(n, d)).tolist()
+    return entry
 
 
 def save_operator(content: Mapping[str, Any], folder: str | os.PathLike[str]) -> None:
@@ -169,7 +185,9 @@ def _stream_coefficients(
         fits = evaluate.operator_fits(operator, checkpoints)
         serving = [f for f in fits if f["runtime"] == SERVING_RUNTIME] or fits
         source = devices.nearest_measured(device, {f["device"] for f in serving})
-        fitted = next(f for f in serving if f["device"] == source)
+        here = [f for f in serving if f["device"] == source]
+        kernel = SERVING_KERNEL.get(operator, here[0]["kernel"])
+        fitted = next((f for f in here if f["kernel"] == kernel), here[0])
         chosen[part] = {name: np.float32(v) for name, v in fitted["refined"].items()}
         origin[part] = f"{source}, {fitted['runtime']}"
     chosen["residual_fused"] = np.float32(runtime.startswith(FUSED_RESIDUAL))

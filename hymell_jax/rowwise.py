@@ -18,8 +18,9 @@ multiprocessors (SMs), in waves of `slots` = SMs x rows per SM:
 
     misses   1 / (1 + (share x L2 / bytes)^s): what fits in L2 is not read from DRAM
     drain    dirty lines of what ran before, written back once the operator overflows L2
-    rereads  a kernel that reads its input again (LayerNorm, long softmax) finds it in L2 only while the rows in
-             flight fit there: t_memory x (1 + reread x sigmoid(4 ln(in flight / (share x L2))))
+    rereads  a kernel that reads its input again (LayerNorm, long softmax) finds it in L2 only
+             while the rows in flight fit there:
+             t_memory x (1 + reread x sigmoid(4 ln(in flight / (share x L2))))
     switch   above `switch_cols` columns another kernel takes over (softmax: one warp a row, held
              in registers, up to 1024 columns, one thread block above, which rereads); it has its
              own latency, slots and cache speed
@@ -28,7 +29,7 @@ Every term is positive and non-decreasing in rows and in columns, and so are sum
 is monotone by construction. Sums and norms are taken of logarithms, so float32 is safe from 1 to
 1e12 elements and beyond. Far outside the data time is bytes over a constant share of the data-sheet
 bandwidth. Efficiency, speed-up, drain and shares are dimensionless and carry to another device by
-its data sheet; three latencies are in seconds.
+its data sheet; launch, fixed part and latency of a wave are in seconds.
 """
 
 from __future__ import annotations

@@ -56,6 +56,8 @@ def ordered_gates(x: jax.Array, edges: jax.Array, temperature: jax.Array) -> jax
     w_k = c_k - c_(k+1) with c_k = sigmoid((x - edge_k) / temperature): non-negative, sum one.
     Hard limit: the indicator of the interval that holds x, as the temperature goes to zero.
     """
+    x, edges = jnp.asarray(x), jnp.asarray(edges)
+    edges = edges.reshape((1,) * x.ndim + (-1,))
     above = jax.nn.sigmoid((x[..., None] - edges) / temperature)
     ones = jnp.ones_like(above[..., :1])
     return jnp.concatenate([ones, above], -1) - jnp.concatenate([above, 0.0 * ones], -1)

@@ -10,8 +10,9 @@ import hymell_jax
 PACKAGE = Path(hymell_jax.__file__).parent
 
 ORDER = [  # a module may import those before it, never those after it
-    "version", "files", "types", "smooth", "parameters", "mlp",
-    "operators", "gemm", "attention", "attention_features", "rowwise", "collectives", "power", "moe",
+    "version", "files", "types", "smooth", "parameters", "mlp", "robust_fit",
+    "operators", "gemm", "attention", "attention_features", "rowwise", "collectives", "power",
+    "moe", "linear", "latent", "ffn",
     "analytical", "model",
     "hf_file", "hf_quantization", "hf_families", "hf", "models", "devices",
     "summary", "data", "fit", "checkpoint", "evaluate", "recipes",

@@ -148,7 +148,7 @@ def test_tied_and_untied_embeddings_take_the_same_time(h100, llama):
     ("batch", "phase", "measured_s"),
     [(1, "decode", 6.2e-3), (32, "decode", 8.3e-3), (1, "prefill", 22.1e-3)],
 )  # sums of measured vLLM kernels at 1024 tokens, aiconfigurator 0.12.0
-def test_llama_8b_on_h100_is_near_the_sum_of_measured_kernels(h100, llama, batch, phase, measured_s):
+def test_llama_8b_on_h100_is_near_the_measured_kernels(h100, llama, batch, phase, measured_s):
     work = hj.workload(batch_size=batch, output_tokens=1, context_tokens=1024)
     got = float(getattr(hj.predict(h100, llama, work), phase).time_s)
     assert got == pytest.approx(measured_s, rel=0.15)

@@ -101,6 +101,38 @@ def plot(rows: list[dict[str, Any]], out_dir: Path) -> None:
     plt.close(figure)
 
 
+def write_readme(rows: list[dict[str, Any]], split: str, out_dir: Path) -> None:
+    """README.md with the rows of whole tables, so that it cannot differ from the results."""
+    lines = [
+        "# How far off is level 1 on shapes never fitted?",
+        "",
+        "Counterparts of tables 1 to 3 of HYMELL (arXiv 2608.06723), for every device with",
+        "measurements. Written by the command below, with `results.json` (all regimes) and plots:",
+        "",
+        "```sh",
+        "python experiments/operator_accuracy/run.py --data DIR",
+        "```",
+        "",
+        f"Mean absolute relative error in percent on {split} rows; `equation` is the published",
+        "form fitted on the same train rows, `black box` a boosted-tree model on the same rows,",
+        "`paper` what HYMELL reports on its own H100 NVL. `sound` are energy labels of rows of",
+        "300 us or longer; shorter ones are lower bounds, so that errors against them say little.",
+        "",
+        "| table | device | runtime | dtype | target | rows | n | refined | equation | black box "
+        "| paper |",
+        "|---|---|---|---|---|---|---|---|---|---|---|",
+    ]
+    for row in rows:
+        if row["regime"] not in ("all", "sound"):
+            continue
+        numbers = [row[k] for k in ("mape", "published_form_mape", "black_box_mape", "paper_mape")]
+        shown = ["-" if x is None else f"{x:.2f}" if x < 1000 else "> 1000" for x in numbers]
+        names = [str(row[c]) for c in COLUMNS]
+        lines.append("| " + " | ".join([*names, *shown]) + " |")
+    lines += ["", "![errors of the matrix product by regime](gemm_time.png)", ""]
+    write_whole(out_dir / "README.md", "\n".join(lines))
+
+
 def main(config: dict[str, Any], folder: Path, out_dir: Path) -> list[dict[str, Any]]:
     """Run the experiment; returns and writes its rows."""
     checkpoints = config.get("checkpoints")
@@ -109,6 +141,7 @@ def main(config: dict[str, Any], folder: Path, out_dir: Path) -> list[dict[str, 
     show(rows)
     out_dir.mkdir(parents=True, exist_ok=True)
     write_whole(out_dir / "results.json", json.dumps(rows, indent=0, allow_nan=False) + "\n")
+    write_readme(rows, config["split"], out_dir)
     plot(rows, out_dir)
     return rows
 
