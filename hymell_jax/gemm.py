@@ -93,6 +93,8 @@ SCALAR_COEFFICIENTS = (
     "log_split_s",
     "log_throttle",  # greatest slowdown of long compute-bound kernels
     "log_throttle_s",  # duration at which half of it has come
+    "log_long_throttle",  # the same again for milliseconds, where the power limit acts
+    "log_long_throttle_s",
     "log_working_set",  # bytes that compete for L2, relative to the operands
     "residency_sharpness",  # logit: exponent between one and eight
     "log_activation_reuse",  # L2 speed-up of each operand, minus one
@@ -123,7 +125,9 @@ def default_coefficients() -> Coefficients:
         "log_split_cost": -1.0,
         "log_split_s": 0.7 + np.log(1e-6),
         "log_throttle": -3.0,
-        "log_throttle_s": np.log(1e-3),
+        "log_throttle_s": np.log(1e-4),
+        "log_long_throttle": -3.0,
+        "log_long_throttle_s": np.log(3e-3),
         "log_working_set": 1.0,
         "residency_sharpness": -1.0,
         "log_activation_reuse": -1.0,
@@ -180,8 +184,9 @@ def _kernel_terms(
     paid_waves = hard * jnp.ceil(waves) + (1.0 - hard) * jnp.sqrt(1.0 + waves * waves)
     tile_s = 2.0 * _ROWS * _COLS * depth / (peak / n_sm) * jnp.exp(c["log_compute_cost"])
     compute = paid_waves * (tile_s + jnp.exp(c["log_prologue_s"]))
-    slow = jnp.exp(c["log_throttle"]) * compute / (compute + jnp.exp(c["log_throttle_s"]))
-    compute = compute * (1.0 + slow)
+    for name in ("log_throttle", "log_long_throttle"):
+        slow = jnp.exp(c[name]) * compute / (compute + jnp.exp(c[f"{name}_s"]))
+        compute = compute * (1.0 + slow)
 
     loaded = (_ROWS * activation_bytes + _COLS * weight_bytes) * depth
     cache = waves * loaded / (bandwidth / n_sm) * jnp.exp(c["log_cache_cost"])
