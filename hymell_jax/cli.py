@@ -366,3 +366,7 @@ def models(as_json) -> None:
         for m in content
     ]  # fmt: skip
     _table("", ["model", "family", "10^9 parameters", "active", "dtype"], rows, left=2)
+
+
+if __name__ == "__main__":
+    main()
