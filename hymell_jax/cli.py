@@ -239,12 +239,13 @@ def evaluate(device, folder, level, split, form, reference, checkpoints, as_json
 def fit(level, device, runtime, dtype, folder, out, seeds, operators, resume) -> None:
     """Fit a device's coefficients to measured tables and write its checkpoints."""
     _fitted_level(level)
-    from hymell_jax import checkpoint, data, recipes
+    from hymell_jax import checkpoint, data, files, recipes
 
     if seeds < 1:
         raise ValueError(f"--seeds must be at least 1; got {seeds}.")
     root = data.data_folder(folder)
     chosen = recipes.fittable(root, device, runtime, dtype)
+    files.writable_folder(out)
     done = set(checkpoint.available(out)) if resume else set()
     with _progress() as report:
         for operator in recipes.operators_in(root):
@@ -269,10 +270,11 @@ def fit(level, device, runtime, dtype, folder, out, seeds, operators, resume) ->
 @click.option("--out", required=True, help="Folder of measured tables to write.")
 def import_tables(source, path, out) -> None:
     """Rebuild measured tables from a public source."""
-    from hymell_jax import importers
+    from hymell_jax import files, importers
 
     if path is None and source != "aiconfigurator":
         raise ValueError(f"Importing {source} needs --from, the path of its checkout.")
+    files.writable_folder(out)
     run = getattr(importers, f"import_{source}")
     for table, written in importers.write_tables(run(path), out).items():
         click.echo(f"{table}: {written}", err=True)

@@ -117,6 +117,23 @@ def read_json(path: str | os.PathLike[str], what: str = "JSON file") -> Any:
     return parse_json(text, name)
 
 
+def writable_folder(path: str | os.PathLike[str]) -> Path:
+    """The folder, made if it is missing, checked before long work starts.
+
+    Raises:
+        ValueError: it cannot be made or written.
+    """
+    folder = Path(path)
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryFile(dir=folder):
+            pass
+    except (OSError, ValueError) as error:
+        reason = _reason(error) if isinstance(error, OSError) else "the path is not valid"
+        raise ValueError(f"The folder {str(path)!r} cannot be written: {reason}.") from None
+    return folder
+
+
 def write_whole(path: str | os.PathLike[str], content: bytes | str) -> None:
     """Write a file so that a reader sees the old content or the new, never a part.
 

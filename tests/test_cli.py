@@ -88,6 +88,7 @@ def test_a_device_without_measurements_says_so():
         (("evaluate", "--device", "h100-sxm-80gb", "--data", "/nowhere"), "not a folder"),
         (("fit", "--device", "h100-sxm-80gb", "--data", "/nowhere", "--out", "x"), "not a folder"),
         (("import", "vidur", "--out", "x"), "--from"),
+        (("import", "aiconfigurator", "--out", "/dev/null/x"), "cannot be written"),
     ],
 )
 def test_bad_input_is_refused_in_one_sentence(arguments, said, monkeypatch):
