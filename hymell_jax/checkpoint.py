@@ -27,6 +27,8 @@ from hymell_jax.types import DTYPES
 
 FORMAT_VERSION = 1
 
+LARGEST = 80.0  # of a coefficient: natural logs and logits, so far beyond anything physical
+
 _LINEAR_COEFFICIENTS = ("log_launch_s", "log_compute_excess", "log_memory_excess")
 DOMAIN_FIELDS = tuple(f"gemm_log_{name}_{end}" for name in "mnk" for end in ("min", "max"))
 
@@ -117,17 +119,25 @@ def _checked(expected: Any, found: Any, where: str) -> Any:
     numbers = all(isinstance(x, int | float) and not isinstance(x, bool) for x in items)
     if not numbers or np.shape(found) != shape:
         raise ValueError(f"{where} must be numbers of shape {shape}.")
-    with np.errstate(over="ignore"):
-        values = np.asarray(found, np.float32)
-    if not np.isfinite(values).all() or (np.abs(values) > 1e4).any():
-        raise ValueError(f"{where} must be finite numbers within 1e4.")
+    try:
+        with np.errstate(over="ignore"):
+            values = np.asarray(found, np.float32)
+    except OverflowError:
+        values = np.full(shape, np.inf)
+    name = where.rpartition(".")[2]
+    low, high = -LARGEST, LARGEST
+    if ".stream." in where:
+        low, high = rowwise.BOUNDS.get(name, (low, high))
+    if not ((values >= low - 1e-3) & (values <= high + 1e-3)).all():
+        raise ValueError(f"{where} must lie between {low:.4g} and {high:.4g}.")
     return values
 
 
 def _model(content: Any, where: str, spec: devices.DeviceSpec | None = None) -> CostModel:
     if not isinstance(content, dict):
         raise ValueError(f"{where} is not a checkpoint: it holds no object.")
-    if content.get("format_version") != FORMAT_VERSION:
+    version = content.get("format_version")
+    if isinstance(version, bool) or version != FORMAT_VERSION:
         raise ValueError(
             f"{where} has format_version {content.get('format_version')!r}; this version of the "
             f"package reads {FORMAT_VERSION}."
@@ -142,6 +152,10 @@ def _model(content: Any, where: str, spec: devices.DeviceSpec | None = None) -> 
     domain = _checked(
         {name: np.float32(0) for name in DOMAIN_FIELDS}, content["domain"], f"{where}: domain"
     )
+    if content["dtype"] not in DTYPES:
+        raise ValueError(f"{where}: dtype must be one of {', '.join(DTYPES)}.")
+    if any(domain[f"gemm_log_{x}_min"] > domain[f"gemm_log_{x}_max"] for x in "mnk"):
+        raise ValueError(f"{where}: domain has a minimum above its maximum.")
     if spec is None:
         spec = devices.get_device(content.get("device_file") or content["device"])
     provenance = {
@@ -174,6 +188,8 @@ def load_file(path: str | os.PathLike[str]) -> CostModel:
     Raises:
         ValueError: the file is missing, damaged, of another version, or a number in it is not one.
     """
+    if not isinstance(path, str | os.PathLike):
+        raise ValueError(f"load_file takes a path; got {type(path).__name__}.")
     return _model(read_json(path, "checkpoint"), f"Checkpoint {str(path)!r}")
 
 
@@ -234,6 +250,8 @@ def load(
     if dtype not in DTYPES:
         raise ValueError(f"dtype must be one of {', '.join(DTYPES)}; got {dtype!r}.")
     spec = devices.get_device(device)
+    if dtype == "fp8" and spec.device.peak_fp8_flops_per_s <= spec.device.peak_flops_per_s:
+        raise ValueError(f"{spec.name} has no fp8 matrix units; take bf16.")
     here = [entry for entry in available(folder) if entry[2] == dtype]
     if not here:
         raise ValueError(f"There are no checkpoints for {dtype} in {str(folder or 'the package')}.")
@@ -250,6 +268,6 @@ def load(
     if transferred:
         model.card.provenance.update(
             time="transferred", energy="transferred", transferred_from=source
-        )
+        )  # of this format; another one may have been measured here
     return model
 

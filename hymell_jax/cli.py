@@ -40,6 +40,10 @@ class _Group(click.Group):
             return super().invoke(ctx)
         except ValueError as error:
             raise click.UsageError(" ".join(str(error).split())) from error
+        except BrokenPipeError:
+            raise
+        except OSError as error:
+            raise click.UsageError(f"Output cannot be written: {error.strerror}.") from error
 
 
 @click.group(cls=_Group, context_settings={"help_option_names": ["-h", "--help"]})
@@ -55,13 +59,16 @@ def _print_json(content: Any) -> None:
 def _table(title: str, headings: list[str], rows: list[list[str]], left: int = 1) -> None:
     """An aligned table on stdout; the first `left` columns are text."""
     from rich.console import Console
+    from rich.markup import escape
     from rich.table import Table
 
-    table = Table(title=title, title_justify="left", box=None, pad_edge=False)
+    if title:
+        click.echo(title)
+    table = Table(box=None, pad_edge=False)
     for index, heading in enumerate(headings):
         table.add_column(heading, justify="left" if index < left else "right", no_wrap=True)
     for row in rows:
-        table.add_row(*row)
+        table.add_row(*map(escape, row))
     width = None if sys.stdout.isatty() else 200
     Console(width=width, highlight=False).print(table)
 
@@ -172,13 +179,14 @@ def _show_prediction(c: dict[str, Any]) -> None:
     ]  # fmt: skip
     _table(title, ["", "time", "energy", "power"], rows)
     click.echo(
-        f"\n{c['total']['output_tokens_per_s']:.4g} output tokens/s, "
+        f"\n{c['total']['output_tokens_per_s']:.4g} output tokens/s, prefill included; "
         f"{c['total']['energy_j'] / tokens * 1e3:.4g} J per 1000 output tokens, "
         f"{c['total']['energy_wh']:.4g} Wh"
     )
     needed = memory["weights_bytes"] + memory["kv_cache_bytes"] + memory["activations_bytes"]
+    each = " on each GPU" if work["tensor_parallel"] > 1 else ""
     click.echo(
-        f"memory {_bytes(needed)} of {_bytes(memory['capacity_bytes'])}: weights "
+        f"memory{each} {_bytes(needed)} of {_bytes(memory['capacity_bytes'])}: weights "
         f"{_bytes(memory['weights_bytes'])}, KV cache {_bytes(memory['kv_cache_bytes'])} "
         f"({memory['kv_cache_bytes_per_token']:.0f} bytes a token), activations "
         f"{_bytes(memory['activations_bytes'])}\n"

@@ -35,6 +35,12 @@ TABLES: dict[str, tuple[str, ...]] = {  # table: columns that every row must hav
     "blocks/layer_parts_vidur": ("device", "runtime", "model", "num_tokens", "d_model", "split"),
 }  # fmt: skip
 
+SIZES = {
+    "m", "n", "k", "rows", "cols", "num_tokens", "d_model", "batch", "seq_len", "context_len",
+    "n_heads", "n_kv_heads", "head_dim", "num_gpus", "message_bytes",
+}  # fmt: skip
+"""Columns that must be positive wherever they stand."""
+
 SOURCES: dict[str, tuple[str, str]] = {  # runtime prefix: (source, licence)
     "vllm": ("NVIDIA aiconfigurator, ai-dynamo/aiconfigurator 095f58a5", "Apache-2.0"),
     "vidur": ("Microsoft Vidur, microsoft/vidur 7d475133", "MIT"),
@@ -109,6 +115,11 @@ def read_table(
         bad = int((~(np.isfinite(times) & (times > 0))).sum())
         if bad:
             raise ValueError(f"{path.name}: time_s must be positive seconds; {bad} rows are not.")
+    for column in SIZES & set(frame.columns):
+        sizes = pd.to_numeric(frame[column], errors="coerce")
+        bad = int((~(np.isfinite(sizes) & (sizes > 0))).sum())
+        if bad:
+            raise ValueError(f"{path.name}: {column} must be positive; {bad} rows are not.")
     for column in frame.select_dtypes("category"):
         frame[column] = frame[column].astype(str)
     return frame

@@ -256,7 +256,7 @@ def _with_references(rows, reference: pd.DataFrame | None) -> list[dict[str, Any
     finished = []
     for row in rows:
         key = (row["table"], row["regime"], row["target"])
-        row["published_mape"] = PUBLISHED_MAPE.get(key)
+        row["published_mape"] = None if row["dtype"] == "fp8" else PUBLISHED_MAPE.get(key)
         row["reference_mape"] = _reference(reference, row)
         finished.append({name: row.get(name) for name in ROW_FIELDS})
     return finished
@@ -312,6 +312,9 @@ def evaluate(
             rows += rowwise_errors(operator, device, root, split, form, checkpoints)
     if not rows:
         known = sorted({d for d, _, _ in checkpoint.available(checkpoints)})
-        near = near_names(device, known) or known
-        raise ValueError(f"Nothing to evaluate for {device!r}; there is {', '.join(near)}.")
+        shown = ", ".join(near_names(device, known) or known) or "none"
+        raise ValueError(
+            f"Nothing to evaluate for {device!r} in {str(folder)!r}: no table with rows of a "
+            f"fitted device; devices with checkpoints: {shown}."
+        )
     return _with_references(rows, frame)

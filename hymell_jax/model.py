@@ -12,7 +12,7 @@ import numpy as np
 
 from hymell_jax import analytical, operators, parameters
 from hymell_jax.analytical import PassCosts
-from hymell_jax.types import Architecture, Device, Workload
+from hymell_jax.types import DTYPES, Architecture, Device, Workload
 
 EMBEDDING_BYTES = 2.0  # embeddings and the LM head stay in 16 bits in quantised checkpoints
 
@@ -121,7 +121,12 @@ def memory_use(arch: Architecture, work: Workload, device: Device) -> Memory:
     weights = weights + experts * expert / shards
     tokens = jnp.maximum(work.prompt_tokens + work.output_tokens, work.context_end_tokens)
     cache = parameters.kv_cache_bytes(arch, tokens, work.kv_bytes)
-    kv = work.batch_size * (cache.reserved / work.tensor_parallel + cache.recurrent_state)
+    # a KV head is never split, and a latent cache has only one: beyond that GPUs hold copies
+    kv_shards = jnp.where(
+        arch.latent_attention > 0, 1.0, jnp.minimum(work.tensor_parallel, arch.n_kv_heads)
+    )
+    state = cache.recurrent_state / work.tensor_parallel
+    kv = work.batch_size * (cache.reserved / kv_shards + state)
     rows = work.batch_size * work.prompt_tokens
     feed_forward = jnp.maximum(
         arch.n_ff_matrices * arch.d_ff,
@@ -199,13 +204,33 @@ def _parts(model: CostModel):
     return model.device, model.coefficients, model.domain
 
 
+def _check(model: CostModel, archs: Architecture, works: Workload) -> None:
+    """Refuse what is not of the expected type, or computed in another format than was fitted."""
+    for value, kind in ((model, CostModel), (archs, Architecture), (works, Workload)):
+        if not isinstance(value, kind):
+            inside = isinstance(getattr(value, "architecture", None), Architecture)
+            hint = " Pass its .architecture." if inside else ""
+            raise ValueError(f"Expected a {kind.__name__}; got {type(value).__name__}.{hint}")
+    fitted, given = DTYPES.get(model.card.dtype), works.weight_bytes
+    if fitted is None or isinstance(given, jax.core.Tracer) or (given == fitted).all():
+        return
+    raise ValueError(
+        f"The model was loaded for {model.card.dtype}, but the workload computes with "
+        f"{float(jnp.max(jnp.abs(given))):g} bytes a weight: use load and workload with one dtype."
+    )
+
+
 def predict(model: CostModel, arch: Architecture, work: Workload) -> Prediction:
     """Latency, energy and memory of one workload on one device.
 
     Differentiable in every field of the architecture and the workload. Compiled once for each
     combination of optional blocks (experts, latent, linear and window attention, several GPUs),
     whatever the numbers; under a transformation of the caller all blocks are included.
+
+    Raises:
+        ValueError: an argument of another type, or a workload of another dtype than the model's.
     """
+    _check(model, arch, work)
     structure = operators.structure_of(arch, work)
     return _predict_compiled(_parts(model), arch, work, structure)
 
@@ -224,6 +249,7 @@ def predict_batch(model: CostModel, archs: Architecture, works: Workload) -> Pre
     Raises:
         ValueError: batches of different length, or no batch at all.
     """
+    _check(model, archs, works)
     sizes = {leaf.shape[0] for leaf in jax.tree.leaves((archs, works)) if jnp.ndim(leaf)}
     if len(sizes) != 1:
         raise ValueError(
@@ -240,8 +266,11 @@ def stack(values: list[Any]) -> Any:
     """One pytree with leaves [batch] from a list of architectures or workloads.
 
     Raises:
-        ValueError: an empty list.
+        ValueError: an empty list, or values of different types.
     """
     if not values:
         raise ValueError("stack needs at least one value; got an empty list.")
+    kinds = sorted({type(value).__name__ for value in values})
+    if len(kinds) > 1:
+        raise ValueError(f"stack needs values of one type; got {', '.join(kinds)}.")
     return jax.tree.map(lambda *leaves: jnp.stack(leaves), *values)

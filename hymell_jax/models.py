@@ -37,7 +37,7 @@ def preset(name: str) -> HFModel:
     found = _find(name)
     if found is None:
         near = near_names(_last_part(name)[:80], model_names())[:8] if isinstance(name, str) else []
-        known = f"Near names: {', '.join(near)}." if near else "model_names() lists all names."
+        known = f"Near names: {', '.join(near)}." if near else "`hymell models` lists all."
         raise ValueError(
             f"There is no model named {str(name)[:100]!r}. {known} Or give a config.json."
         )

@@ -61,8 +61,8 @@ def warnings_of(model: CostModel, hf: HFModel, prediction: Prediction) -> list[s
     source = provenance.get("transferred_from")
     if provenance.get("time") == "transferred":
         found.append(
-            f"No measurements of {model.card.device}: coefficients carried over from {source} by "
-            "data-sheet ratios."
+            f"No {model.card.dtype} measurements of {model.card.device}: coefficients carried "
+            f"over from {source} by data-sheet ratios."
         )
     elif provenance.get("energy") == "transferred":
         found.append(
@@ -80,6 +80,20 @@ def warnings_of(model: CostModel, hf: HFModel, prediction: Prediction) -> list[s
         capacity = _number(prediction.memory.capacity_bytes) / 1e9
         found.append(f"It does not fit: {needed:.1f} GB needed, {capacity:.1f} GB there.")
     return found
+
+
+def check_parallel(hf: HFModel, work: Workload) -> None:
+    """Refuse a tensor-parallel size that engines cannot run.
+
+    Raises:
+        ValueError: not a whole number that divides the query heads.
+    """
+    size, heads = _number(work.tensor_parallel), _number(hf.architecture.n_heads)
+    if size % 1 or heads % size:
+        raise ValueError(
+            f"tensor_parallel must be a whole number that divides the {heads:g} heads of "
+            f"{hf.name}; got {size:g}."
+        )
 
 
 def check_fits(prediction: Prediction, model: CostModel, name: str) -> None:
@@ -118,6 +132,7 @@ def summarise(
     Raises:
         ValueError: it does not fit, or the numbers leave float32.
     """
+    check_parallel(hf, work)
     prediction = predict(model, hf.architecture, work)
     if check_memory:
         check_fits(prediction, model, hf.name)

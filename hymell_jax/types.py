@@ -180,9 +180,9 @@ def checked_number(name: str, value: Any, least: float, greatest: float) -> floa
     Raises:
         ValueError: not a number, not finite, or outside the range.
     """
-    if isinstance(value, bool):
-        value = float(value)
     try:
+        if isinstance(value, str | bytes):
+            raise TypeError
         number = float(value)
     except (TypeError, ValueError, OverflowError):
         raise ValueError(

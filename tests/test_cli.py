@@ -87,6 +87,8 @@ def test_a_device_without_measurements_says_so():
         (("predict", "llama-3.1-8b", "--device", "h100-sxm-80gb", "--level", "3"), "level 3"),
         (("evaluate", "--device", "h100-sxm-80gb", "--data", "/nowhere"), "not a folder"),
         (("fit", "--device", "h100-sxm-80gb", "--data", "/nowhere", "--out", "x"), "not a folder"),
+        (("predict", "gpt2", "--device", "h100-sxm-80gb", "--tensor-parallel", "7"), "divides"),
+        (("predict", "llama-3.1-8b", "--device", "a100-sxm-80gb", "--dtype", "fp8"), "no fp8"),
         (("import", "vidur", "--out", "x"), "--from"),
         (("import", "aiconfigurator", "--out", "/dev/null/x"), "cannot be written"),
     ],
@@ -112,6 +114,19 @@ def test_bad_configurations_are_refused_and_nothing_is_written(tmp_path, content
     path.write_text(content)
     assert said.lower() in refused("predict", str(path), "--device", "h100-sxm-80gb").lower()
     assert [p.name for p in tmp_path.iterdir()] == ["config.json"]
+
+
+def test_square_brackets_in_a_name_are_shown_as_they_are(tmp_path):
+    config = {
+        "model_type": "llama", "hidden_size": 512, "intermediate_size": 1024, "vocab_size": 1000,
+        "num_hidden_layers": 2, "num_attention_heads": 8,
+    }  # fmt: skip
+    (tmp_path / "[/red]").mkdir(parents=True)
+    folder = tmp_path / "[/red]"
+    (folder / "config.json").write_text(json.dumps(config))
+    result = run("predict", str(folder / "config.json"), "--device", "h100-sxm-80gb")
+    assert result.exit_code == 0, result.output
+    assert "red]" in result.stdout
 
 
 @pytest.mark.parametrize("command", ["devices", "models"])

@@ -103,6 +103,7 @@ def test_bad_tables_are_refused(tmp_path, a100_rows):
         [
             (good.drop(columns="k"), "lacks the columns k"),
             (good.assign(time_s=-1.0), "positive seconds; 20 rows"),
+            (good.assign(m=-good["m"]), "m must be positive; 20 rows"),
             (good.assign(time_s=np.nan), "positive seconds"),
             (good.assign(time_s="fast"), "positive seconds"),
         ]

@@ -240,3 +240,27 @@ def test_every_value_survives_a_round_trip_through_the_tree(h100, llama):
         again = jax.tree.unflatten(tree, leaves)
         assert all(a is b for a, b in zip(leaves, jax.tree.leaves(again), strict=True))
         assert all(np.asarray(leaf).dtype == np.float32 for leaf in leaves)
+
+
+def test_a_kv_head_is_never_split_between_gpus(h100, llama):
+    def cache(arch, gpus):
+        work = hj.workload(batch_size=8, tensor_parallel=gpus)
+        return float(hj.predict(h100, arch, work).memory.kv_cache_bytes)
+
+    assert cache(llama, 8) == pytest.approx(cache(llama, 1) / 8)  # eight KV heads
+    assert cache(llama, 32) == cache(llama, 8)
+    latent = hj.preset("deepseek-v2-lite").architecture
+    assert cache(latent, 8) == cache(latent, 1)
+
+
+def test_what_does_not_go_together_is_refused(h100, llama):
+    with pytest.raises(ValueError, match="one dtype"):
+        hj.predict(h100, llama, hj.workload(dtype="fp8"))
+    with pytest.raises(ValueError, match=r"Pass its \.architecture"):
+        hj.predict(h100, hj.preset("llama-3.1-8b"), hj.workload())
+    with pytest.raises(ValueError, match="one type"):
+        hj.stack([llama, hj.workload()])
+    with pytest.raises(ValueError, match="batch_size"):
+        hj.workload(batch_size="8")
+    with pytest.raises(ValueError, match="no fp8 matrix units"):
+        hj.load("a100-sxm-80gb", dtype="fp8")
