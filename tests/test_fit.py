@@ -73,7 +73,7 @@ def test_the_published_fit_recovers_known_coefficients():
 def test_power_is_fitted_on_sound_rows_only():
     device = devices.get_device("h200-sxm-141gb").device
     rng = np.random.default_rng(0)
-    m, n, k = (np.exp(rng.uniform(4, 10, 600)).round().astype(np.float32) for _ in range(3))
+    m, n, k = (np.exp(rng.uniform(4, 10, 2000)).round().astype(np.float32) for _ in range(3))
     time_s = np.float32(2 * m * n * k / 7e14 + 3e-6)
     truth = {name: np.float32(v) for name, v in fit.power.default_coefficients().items()}
     truth["log_flops_share"] = np.float32(0.2)
