@@ -206,6 +206,40 @@ def _show_prediction(c: dict[str, Any]) -> None:
 
 
 @main.command()
+@click.argument("model")
+@click.option("--device", required=True, help="Exact name (see `hymell devices`) or a JSON file.")
+@click.option("--batch", default=1.0, show_default=True, help="Sequences that run together.")
+@click.option("--prompt", default=1024.0, show_default=True, help="Prompt tokens a sequence.")
+@click.option("--output", default=128.0, show_default=True, help="Tokens each one generates.")
+@click.option("--json", "as_json", is_flag=True)
+def compare(model, device, batch, prompt, output, as_json) -> None:
+    """MODEL in bf16 by every method side by side, with what each assumes and leaves out."""
+    from hymell_jax import comparison, models, types
+
+    hf = models.resolve_model(model)
+    work = types.workload(batch_size=batch, prompt_tokens=prompt, output_tokens=output)
+    content = comparison.compare(hf, device, work)
+    if as_json:
+        _print_json(content)
+        return
+
+    def cell(value: float | None, show: Any) -> str:
+        return "-" if value is None else show(value)
+
+    shows = (_seconds, _joules, _seconds, _joules)
+    rows = [
+        [m["method"], *(cell(m[q], f) for q, f in zip(comparison.SHOWN, shows, strict=True))]
+        for m in content["methods"]
+    ]
+    title = f"{content['model']} on {content['device']}, bf16, batch {batch:g}"
+    headings = ["", "prefill", "energy", "decode, a token", "energy"]
+    _table(f"{title}, prompt {prompt:g}, output {output:g}", headings, rows)
+    for m in content["methods"]:
+        click.echo(f"\n{m['method']}: assumes {'; '.join(m['assumes'])}.")
+        click.echo(f"  Leaves out {'; '.join(m['leaves_out'])}. {m['coefficients']}")
+
+
+@main.command()
 @click.option("--device", required=True, help="Exact name (see `hymell devices`).")
 @click.option("--data", "folder", help="Folder of measured tables; default $HYMELL_DATA.")
 @click.option("--level", type=click.Choice(LEVELS), default="best", show_default=True)

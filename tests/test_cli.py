@@ -55,6 +55,23 @@ def test_predict_shows_a_table_for_people():
     assert "qkv_projection" in result.stdout
 
 
+def test_compare_lines_up_every_method():
+    arguments = ("compare", "llama-3.1-8b", "--device", "h100-sxm-80gb", "--batch", "8")
+    methods = json.loads(run(*arguments, "--json").stdout)["methods"]
+    by_name = {m["method"]: m for m in methods}
+    assert set(by_name) == {
+        "hymell_jax", "tokens-to-watt-hours", "wattgpu", "sweetspot", "life", "liminal",
+        "amali-lite", "roofline", "tdp", "load-scaled-tdp",
+    }  # fmt: skip
+    assert all(m["assumes"] and m["leaves_out"] and m["source"] for m in methods)
+    ours, roofline = by_name["hymell_jax"], by_name["roofline"]
+    assert ours["decode_time_per_token_s"] > roofline["decode_time_per_token_s"] > 0
+    assert by_name["tokens-to-watt-hours"]["decode_time_per_token_s"] is None
+    table = run(*arguments)
+    assert table.exit_code == 0
+    assert "load-scaled-tdp" in table.stdout
+
+
 def test_a_configuration_file_or_its_folder_is_a_model(tmp_path: Path):
     config = {
         "model_type": "llama", "hidden_size": 512, "intermediate_size": 1024, "vocab_size": 1000,

@@ -15,7 +15,7 @@ ORDER = [  # a module may import those before it, never those after it
     "moe", "linear", "latent", "ffn",
     "analytical", "model",
     "hf_file", "hf_quantization", "hf_families", "hf", "models", "devices",
-    "summary", "data", "fit", "checkpoint", "evaluate", "recipes",
+    "summary", "data", "fit", "checkpoint", "evaluate", "recipes", "comparison",
 ]  # fmt: skip
 TOP = {"__init__", "cli"}
 PANDAS = {"data", "evaluate", "recipes"}
