@@ -6,22 +6,10 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from round_numbers import DEVICE
 
-from hymell_jax import latent, mlp, types
+from hymell_jax import latent, mlp
 
-DEVICE = types.device(
-    peak_flops_per_s=1e15,
-    peak_fp8_flops_per_s=2e15,
-    peak_vector_flops_per_s=5e13,
-    memory_bytes_per_s=4e12,
-    memory_bytes=100e9,
-    l2_bytes=50e6,
-    n_sm=128,
-    boost_clock_hz=1.8e9,
-    power_limit_w=700,
-    idle_power_w=80,
-    link_bytes_per_s=450e9,
-)
 C = latent.DEFAULT_COEFFICIENTS
 PHASES = latent.LATENT_PHASES
 IDEAL = {**dict.fromkeys(C, -40.0), "log_pnorm": 5.0}  # no excess, perfect overlap

@@ -6,22 +6,10 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from round_numbers import DEVICE
 
-from hymell_jax import mlp, moe, types
+from hymell_jax import mlp, moe
 
-DEVICE = types.device(
-    peak_flops_per_s=1e15,
-    peak_fp8_flops_per_s=2e15,
-    peak_vector_flops_per_s=5e13,
-    memory_bytes_per_s=4e12,
-    memory_bytes=100e9,
-    l2_bytes=50e6,
-    n_sm=128,
-    boost_clock_hz=1.8e9,
-    power_limit_w=700,
-    idle_power_w=80,
-    link_bytes_per_s=450e9,
-)
 C = moe.DEFAULT_COEFFICIENTS
 LAYER = dict(d_model=2048.0, d_expert=768.0, n_experts=128.0, top_k=8.0)
 TOKENS = np.unique(np.round(np.geomspace(1, 60000, 200))).astype(np.float32)

@@ -35,7 +35,7 @@ from hymell_jax.baselines.counting import (
     peak_flops_per_s,
     rows,
 )
-from hymell_jax.baselines.interface import Method, MethodPrediction, exp, prediction
+from hymell_jax.baselines.interface import Method, exp, predict_from_passes
 from hymell_jax.smooth import smooth_maximum
 from hymell_jax.types import Architecture, Device, Workload
 
@@ -185,15 +185,8 @@ def pass_time_s(
     return cycles / device.boost_clock_hz
 
 
-def predict(
-    arch: Architecture, work: Workload, device: Device, coefficients: dict[str, Any]
-) -> MethodPrediction:
-    """Times of prefill and of the average decode step [s]."""
-    return prediction(
-        work,
-        prefill_time_s=pass_time_s(arch, work, device, coefficients, "prefill"),
-        decode_time_per_token_s=pass_time_s(arch, work, device, coefficients, "decode"),
-    )
+predict = predict_from_passes(pass_time_s)
+"""Times of prefill and of the average decode step [s]."""
 
 
 METHOD = Method(

@@ -14,7 +14,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from hymell_jax.types import Workload
+from hymell_jax.types import Architecture, Device, Workload
 
 QUANTITIES = (
     "prefill_time_s",
@@ -55,6 +55,29 @@ def prediction(work: Workload, **given: Any) -> MethodPrediction:
     values = {name: jnp.asarray(given.get(name, 0.0)) + zero for name in QUANTITIES}
     flags = jnp.asarray([float(name in given) for name in QUANTITIES], jnp.float32)
     return MethodPrediction(**values, available=flags)
+
+
+def predict_from_passes(
+    pass_time_s: Callable[..., jax.Array],
+) -> Callable[[Architecture, Workload, Device, dict[str, Any]], MethodPrediction]:
+    """The `predict` of a method that gives seconds of a pass and nothing else.
+
+    Args:
+        pass_time_s: pass_time_s(arch, work, device, coefficients, phase) with phase "prefill" or
+            "decode" (the average step); all GPUs of a group run alike.
+    """
+
+    def predict(
+        arch: Architecture, work: Workload, device: Device, coefficients: dict[str, Any]
+    ) -> MethodPrediction:
+        """Times of prefill and of the average decode step [s]."""
+        return prediction(
+            work,
+            prefill_time_s=pass_time_s(arch, work, device, coefficients, "prefill"),
+            decode_time_per_token_s=pass_time_s(arch, work, device, coefficients, "decode"),
+        )
+
+    return predict
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

@@ -18,7 +18,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from hymell_jax.baselines.counting import pass_counts
-from hymell_jax.baselines.interface import Method, MethodPrediction, exp, prediction
+from hymell_jax.baselines.interface import Method, exp, predict_from_passes
 from hymell_jax.baselines.roofline import operator_times_s
 from hymell_jax.types import Architecture, Device, Workload
 
@@ -46,15 +46,8 @@ def pass_time_s(
     return hidden + arch.n_layers * exp(coefficients, "log_exposed_s")
 
 
-def predict(
-    arch: Architecture, work: Workload, device: Device, coefficients: dict[str, Any]
-) -> MethodPrediction:
-    """Times of prefill and of the average decode step [s]."""
-    return prediction(
-        work,
-        prefill_time_s=pass_time_s(arch, work, device, coefficients, "prefill"),
-        decode_time_per_token_s=pass_time_s(arch, work, device, coefficients, "decode"),
-    )
+predict = predict_from_passes(pass_time_s)
+"""Times of prefill and of the average decode step [s]."""
 
 
 METHOD = Method(

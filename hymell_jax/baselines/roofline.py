@@ -17,7 +17,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from hymell_jax.baselines.counting import PassCounts, pass_counts, peak_flops_per_s
-from hymell_jax.baselines.interface import Method, MethodPrediction, exp, prediction
+from hymell_jax.baselines.interface import Method, exp, predict_from_passes
 from hymell_jax.types import Architecture, Device, Workload
 
 
@@ -61,15 +61,8 @@ def pass_time_s(
     return jnp.sum(jnp.maximum(*operator_times_s(counts, work, device, coefficients)))
 
 
-def predict(
-    arch: Architecture, work: Workload, device: Device, coefficients: dict[str, Any]
-) -> MethodPrediction:
-    """Times of prefill and of the average decode step [s]; all GPUs of a group run alike."""
-    return prediction(
-        work,
-        prefill_time_s=pass_time_s(arch, work, device, coefficients, "prefill"),
-        decode_time_per_token_s=pass_time_s(arch, work, device, coefficients, "decode"),
-    )
+predict = predict_from_passes(pass_time_s)
+"""Times of prefill and of the average decode step [s]."""
 
 
 METHOD = Method(
