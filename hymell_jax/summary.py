@@ -72,7 +72,7 @@ def warnings_of(model: CostModel, hf: HFModel, prediction: Prediction) -> list[s
     distance = _number(prediction.domain_distance)
     if distance > math.log(2.0):
         found.append(
-            f"A matrix is {math.exp(distance):.1f} times outside the measured sizes: the answer "
+            f"A matrix is {math.exp(distance):.1f} times larger than any measured one: the answer "
             "is an extrapolation."
         )
     if not bool(prediction.memory.fits):

@@ -264,3 +264,12 @@ def test_what_does_not_go_together_is_refused(h100, llama):
         hj.workload(batch_size="8")
     with pytest.raises(ValueError, match="no fp8 matrix units"):
         hj.load("a100-sxm-80gb", dtype="fp8")
+
+
+def test_the_domain_ends_at_twice_the_largest_measured_matrix(h100):
+    work = hj.workload()
+    inside = hj.predict(h100, hj.preset("mixtral-8x7b").architecture, work)
+    assert bool(inside.in_domain)  # a router over 8 experts is small, not unknown
+    beyond = hj.predict(h100, hj.preset("gemma-2-9b").architecture, work)
+    assert not bool(beyond.in_domain)  # 256,000 words against 65,536 measured columns
+    assert float(beyond.domain_distance) == pytest.approx(np.log(256000 / 65536), rel=1e-4)
