@@ -31,8 +31,8 @@ from collections.abc import Mapping
 import jax
 import jax.numpy as jnp
 import numpy as np
-import optax
 
+from hymell_jax.robust_fit import adam
 from hymell_jax.types import Device
 
 ATTENTION_REGIMES = ("launch", "tensor", "exp", "tiles", "chain", "memory")
@@ -407,7 +407,7 @@ def fit_attention(
     names = [name for name in DEFAULT_COEFFICIENTS if name.startswith(phase + "_")]
     start = {name: jnp.float32(DEFAULT_COEFFICIENTS[name]) for name in names}
     start[f"{phase}_log_launch_s"] = jnp.float32(np.log(np.quantile(np.asarray(columns[7]), 0.02)))
-    fitted = _adam(_fit_loss(phase, device, columns, start), start, steps, learning_rate)
+    fitted = adam(_fit_loss(phase, device, columns, start), start, steps, learning_rate)
     return {name: float(fitted[name]) for name in names}
 
 
@@ -425,17 +425,3 @@ def _fit_loss(phase: str, device: Device, columns: list[jax.Array], start: dict)
         return jnp.sum(weights * jnp.sqrt(jnp.square(residual) + 1e-4)) + 1e-5 * pull
 
     return loss
-
-
-def _adam(loss, start, steps: int, learning_rate: float):
-    """Where Adam with cosine decay gets from `start` in `steps` full-batch steps."""
-    optimizer = optax.adam(optax.cosine_decay_schedule(learning_rate, steps))
-
-    def step(carry, _):
-        values, state = carry
-        updates, state = optimizer.update(jax.grad(loss)(values), state)
-        return (optax.apply_updates(values, updates), state), None
-
-    run = jax.jit(lambda values: jax.lax.scan(step, (values, optimizer.init(values)), length=steps))
-    (values, _), _ = run(start)
-    return values

@@ -64,11 +64,11 @@ def fit_coefficients(
         pull = sum(jnp.square(c[name] - first[name]) for name in first)
         return jnp.mean(jnp.sqrt(jnp.square(residual) + LOSS_WIDTH**2)) + PULL * pull
 
-    fitted = _adam(loss, first, steps, learning_rate)
+    fitted = adam(loss, first, steps, learning_rate)
     return {name: float(fitted[name]) for name in first}
 
 
-def _adam(loss, start, steps: int, learning_rate: float):
+def adam(loss, start, steps: int, learning_rate: float):
     """Where Adam with cosine decay gets from `start` in `steps` full-batch steps."""
     optimizer = optax.adam(optax.cosine_decay_schedule(learning_rate, steps))
 
