@@ -13,6 +13,7 @@ from typing import Any
 
 import click
 
+from hymell_jax import cli_search
 from hymell_jax.version import __version__
 
 LEVELS = ["1", "2", "3", "best"]
@@ -410,6 +411,10 @@ def models(as_json) -> None:
         for m in content
     ]  # fmt: skip
     _table("", ["model", "family", "10^9 parameters", "active", "dtype"], rows, left=2)
+
+
+for _command in cli_search.COMMANDS:
+    main.add_command(_command)
 
 
 if __name__ == "__main__":

@@ -16,8 +16,9 @@ ORDER = [  # a module may import those before it, never those after it
     "analytical", "model",
     "hf_file", "hf_quantization", "hf_families", "hf", "models", "devices",
     "summary", "data", "fit", "checkpoint", "evaluate", "recipes", "comparison",
+    "quantities", "space", "lagrangian", "refinement", "search", "pareto", "sensitivity",
 ]  # fmt: skip
-TOP = {"__init__", "cli"}
+TOP = {"__init__", "cli", "cli_search"}
 PANDAS = {"data", "evaluate", "recipes"}
 
 

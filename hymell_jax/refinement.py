@@ -1,0 +1,148 @@
+"""The concrete half of a search: beam search over the ladders of a space, one model for all.
+
+Rounded starts and their corners seed a beam; every round moves one or two variables of each of its
+members by 1, 2, 4 or 8 rungs, and keeps the best that were ever seen. It comes to rest when a round
+brings nothing new into the beam.
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections.abc import Mapping
+
+import numpy as np
+
+from hymell_jax import quantities, space
+from hymell_jax.lagrangian import Program, np_excess
+from hymell_jax.space import Space
+from hymell_jax.types import Architecture, Workload
+
+TOLERANCE = 1e-5  # ln of a quantity over its limit: rounding of float32
+BEAM, MAX_ROUNDS = 12, 40
+INFEASIBLE = 1e6  # scores from here on are this plus the summed excess
+
+_MOVES = (1, 2, 4, 8)
+
+
+def measured(model, archs: Architecture, work: Workload, program: Program) -> np.ndarray:
+    """Quantities of `program.reported` [n, n_reported]: one compiled program for all uses."""
+    return quantities.measure(
+        model, archs, work, program.reported, dict(program.proxies), program.structure
+    )
+
+
+class Evaluator:
+    """Scores ladder positions; remembers what it has seen."""
+
+    def __init__(self, model, found: Space, work, program, weights, limits, tolerance) -> None:
+        self.model, self.space, self.work, self.program = model, found, work, program
+        self.weights, self.limits = np.asarray(weights, float), np.asarray(limits, float)
+        self.slack = np.array(
+            [math.log1p(tolerance) if kind == "equal" else TOLERANCE
+             for _, kind, _ in program.constraints]
+        )  # fmt: skip
+        self.columns = [program.reported.index(name) for name in program.names]
+        self.multipliers = np.random.default_rng(0).integers(
+            1, 2**63, len(found.variables), dtype=np.uint64
+        )
+        self.seen = np.empty(0, np.uint64)
+        self.count = 0
+        self.archive: list[tuple[np.ndarray, np.ndarray]] = []
+
+    def values(self, index: np.ndarray) -> np.ndarray:
+        """Quantities of `program.names` [n, n_names]."""
+        self.count += len(index)
+        archs = space.concrete_architectures(self.space, index)
+        return measured(self.model, archs, self.work, self.program)[:, self.columns]
+
+    def excess(self, values: np.ndarray) -> np.ndarray:
+        """Signed excesses [n, n_constraints]; equalities as distances."""
+        split = len(self.program.objectives)
+        columns = []
+        for j, constraint in enumerate(self.program.constraints):
+            signed = np_excess(constraint, values[:, split + j], self.limits[j])
+            columns.append(np.abs(signed) if constraint[1] == "equal" else signed)
+        return np.stack(columns, 1) if columns else np.zeros((len(values), 0))
+
+    def scores(self, values: np.ndarray) -> np.ndarray:
+        """ln objective where all holds, otherwise INFEASIBLE plus the summed excess; [n]."""
+        split = len(self.program.objectives)
+        objective = np.log(values[:, :split].astype(float)) @ self.weights
+        over = np.maximum(self.excess(values) - self.slack, 0.0).sum(1)
+        scores = np.where(over > 0, INFEASIBLE + over, objective)
+        return np.where(np.isfinite(scores), scores, np.inf)
+
+    def fresh(self, index: np.ndarray) -> np.ndarray:
+        """Positions not seen before, each once; they count as seen from now on."""
+        keys = (index.astype(np.uint64) * self.multipliers).sum(1, dtype=np.uint64)
+        keys, first = np.unique(keys, return_index=True)
+        new = ~np.isin(keys, self.seen, assume_unique=True)
+        self.seen = np.concatenate([self.seen, keys[new]])
+        return index[first[new]]
+
+    def run(self, index: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        """(positions, scores) of the fresh ones among them."""
+        index = self.fresh(index)
+        if not len(index):
+            return index, np.empty(0)
+        values = self.values(index)
+        self.archive.append((index, values))
+        return index, self.scores(values)
+
+
+def roundings(found: Space, x: np.ndarray, best: int = 8, corners: int = 64) -> np.ndarray:
+    """Positions around relaxed coordinates [starts, n], the best first: nearest, then corners."""
+    nearest = space.nearest_index(found, x)
+    lengths = np.array([len(v.values) for v in found.variables])
+    generator = np.random.default_rng(0)
+    shifts = generator.integers(-1, 2, (corners, len(lengths)))
+    around = (nearest[:best, None] + shifts[None]).reshape(-1, len(lengths))
+    return np.clip(np.concatenate([nearest, around]), 0, lengths - 1)
+
+
+def _neighbours(found: Space, beam: np.ndarray) -> np.ndarray:
+    """All moves of one or two variables by 1, 2, 4 or 8 rungs, those that can be built."""
+    n = len(found.variables)
+    lengths = np.array([len(v.values) for v in found.variables])
+    steps = [s * m for m in _MOVES for s in (-1, 1)]
+    moves = [m for i in range(n) for s in steps for m in [_move(n, {i: s})]]
+    moves += [
+        _move(n, {i: a, j: b})
+        for i, j in itertools.combinations(range(n), 2)
+        for a, b in itertools.product(steps, steps)
+    ]
+    around = (beam[:, None] + np.array(moves)[None]).reshape(-1, n)
+    around = around[((around >= 0) & (around < lengths)).all(1)]
+    singles = np.array(moves[: n * len(steps)])
+    near = np.clip((beam[:, None] + singles[None]).reshape(-1, n), 0, lengths - 1)
+    legal = around[space.is_legal(found, around)]
+    return np.concatenate([legal, space.repaired(found, near)])
+
+
+def _move(n: int, by: Mapping[int, int]) -> list[int]:
+    return [by.get(i, 0) for i in range(n)]
+
+
+def refine(evaluator: Evaluator, seeds: np.ndarray, max_rounds: int):
+    """(best position, its score, rounds as (score, position), whether it came to rest)."""
+    index, scores = evaluator.run(space.repaired(evaluator.space, seeds))
+    if not len(index):
+        index, scores = evaluator.run(
+            space.random_points(evaluator.space, 256, np.random.default_rng(0))
+        )
+    order = np.argsort(scores, kind="stable")[:BEAM]
+    index, scores = index[order], scores[order]
+    rounds = [(float(scores[0]), index[0])]
+    for _ in range(max_rounds):
+        more, more_scores = evaluator.run(_neighbours(evaluator.space, index))
+        if not len(more):
+            return index[0], scores[0], rounds, True
+        old = scores.copy()
+        index, scores = np.concatenate([index, more]), np.concatenate([scores, more_scores])
+        order = np.argsort(scores, kind="stable")[:BEAM]
+        index, scores = index[order], scores[order]
+        rounds.append((float(scores[0]), index[0]))
+        if scores[0] >= old[0] - 1e-7 and np.array_equal(scores, old):
+            return index[0], scores[0], rounds, True
+    return index[0], scores[0], rounds, False

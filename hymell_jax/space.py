@@ -1,0 +1,499 @@
+"""A search space of architectures: what may move, how far, and which combinations can be built.
+
+A free variable moves on a ladder of legal values (multiples of 64 or 128, whole layers, divisors);
+its relaxed coordinate x in [0, 1] is linear in ln(value) between the ends of the ladder. What the
+ladders cannot say alone is checked jointly: KV heads divide the heads, heads and widths divide
+among the GPUs, no more experts a token than experts. `tie` keeps n_heads x head_dim / d_model at
+the ratio of the base by letting heads or head_dim follow.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from hymell_jax.types import (
+    ARCHITECTURE_FIELDS,
+    Architecture,
+    Workload,
+    architecture,
+    checked_number,
+    near_names,
+)
+
+MULTIPLES = {"d_model": 128, "d_ff": 128, "d_expert": 64, "head_dim": 16, "vocab_size": 128}
+"""Steps of the ladders of widths; counts step by one, KV heads and experts a token as below."""
+
+FREE_FIELDS = (
+    "d_model", "n_layers", "n_heads", "n_kv_heads", "head_dim", "d_ff", "n_experts",
+    "experts_per_token", "d_expert", "vocab_size",
+)  # fmt: skip
+ALIASES = {
+    "layers": "n_layers",
+    "heads": "n_heads",
+    "kv_heads": "n_kv_heads",
+    "experts": "n_experts",
+    "top_k": "experts_per_token",
+    "expert_width": "d_expert",
+    "vocabulary": "vocab_size",
+}
+TIES = ("n_heads", "head_dim")
+
+_DENSE = ("d_model", "n_layers", "n_kv_heads", "d_ff")
+_MIXTURE = ("d_model", "n_layers", "n_kv_heads", "n_experts", "experts_per_token", "d_expert")
+_FRACTIONS = ("moe_fraction", "window_fraction", "linear_fraction")
+_MAX_LEVELS = 4096
+_HEAD_MULTIPLE = 8  # of head_dim, in FlashAttention
+
+
+@dataclasses.dataclass(frozen=True)
+class Variable:
+    """One free field and its ladder of legal values, ascending."""
+
+    name: str
+    values: tuple[float, ...]
+
+    @property
+    def log_range(self) -> tuple[float, float]:
+        """ln of the least and the greatest value."""
+        return math.log(self.values[0]), math.log(self.values[-1])
+
+
+@dataclasses.dataclass(frozen=True)
+class Rules:
+    """Which fields follow those that move; hashable, part of a compiled program."""
+
+    names: tuple[str, ...]  # free fields
+    tie: str | None  # follows so that n_heads x head_dim keeps its share of d_model
+    value_width_follows: bool  # value_head_dim is head_dim
+    kv_heads_follow: bool  # multi-head attention stays multi-head
+
+
+@jax.tree_util.register_dataclass
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Box:
+    """The relaxed space: everything that a compiled program needs of it. Leaves float32."""
+
+    base: Architecture
+    ratio: jax.Array  # n_heads x head_dim / d_model of the base
+    log_low: jax.Array  # [n_variables]
+    log_high: jax.Array
+    rules: Rules = dataclasses.field(metadata={"static": True})
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class Space:
+    """A base architecture, the variables that move, and what follows them."""
+
+    base: Architecture
+    variables: tuple[Variable, ...]
+    rules: Rules
+    ratio: float  # n_heads x head_dim / d_model of the base
+    tensor_parallel: int
+    expert_parallel: int
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """Names of the free variables."""
+        return tuple(v.name for v in self.variables)
+
+    @property
+    def size(self) -> int:
+        """Points of the grid, those that cannot be built included."""
+        return math.prod(len(v.values) for v in self.variables)
+
+    @property
+    def box(self) -> Box:
+        """The relaxed space."""
+        low, high = (
+            np.float32(ends) for ends in zip(*(v.log_range for v in self.variables), strict=True)
+        )
+        return Box(
+            base=self.base, ratio=np.float32(self.ratio), log_low=low, log_high=high,
+            rules=self.rules,
+        )  # fmt: skip
+
+
+def canonical(name: str) -> str:
+    """The field's name of a name or an alias such as `heads`.
+
+    Raises:
+        ValueError: not a field that can be free.
+    """
+    field = ALIASES.get(name, name)
+    if field not in FREE_FIELDS:
+        near = near_names(name, [*FREE_FIELDS, *ALIASES]) or list(FREE_FIELDS)
+        raise ValueError(f"{name!r} cannot be free; it could be {', '.join(near)}.")
+    return field
+
+
+def make_space(
+    base: Architecture,
+    work: Workload,
+    *,
+    free: Sequence[str] | None = None,
+    fix: Sequence[str] = (),
+    ranges: Mapping[str, tuple[float, float]] | None = None,
+    multiples: Mapping[str, float] | None = None,
+    levels: Mapping[str, Sequence[float]] | None = None,
+    tie: str | None = "auto",
+) -> Space:
+    """A checked search space.
+
+    Args:
+        base: where it starts; fields that are not free keep its values. Leaves of shape ().
+        work: tells how many GPUs share the widths.
+        free: names; by default widths, layers, KV heads and the sizes of experts.
+        fix: names to take out of the default ones.
+        ranges: (least, greatest) by name; by default a factor of two to either side of the base.
+        multiples: steps of widths by name, over `MULTIPLES`.
+        levels: whole ladders by name, instead of ranges and multiples.
+        tie: "n_heads" or "head_dim" follows d_model, None lets heads and widths move apart. By
+            default heads follow, unless both heads and head_dim are free.
+
+    Raises:
+        ValueError: unknown names, empty ladders, or nothing free.
+    """
+    ranges, multiples, levels = (
+        {canonical(name): value for name, value in (given or {}).items()}
+        for given in (ranges, multiples, levels)
+    )
+    names = _free_names(base, free, fix, (*ranges, *levels))
+    tie = _tie(base, names, tie)
+    names = [name for name in names if name != tie]
+    if not names:
+        raise ValueError("Nothing is free: give at least one of " + ", ".join(FREE_FIELDS) + ".")
+    gpus = _whole("tensor_parallel", work.tensor_parallel)
+    groups = _whole("expert_parallel", work.expert_parallel)
+    variables = []
+    for name in names:
+        if name in levels:
+            ladder = _given_levels(name, levels[name])
+        else:
+            start = float(getattr(base, name))
+            low, high = ranges.get(name, (start / 2, start * 2))
+            ladder = _ladder(name, low, high, multiples.get(name), gpus)
+        variables.append(Variable(name, ladder))
+    same_width = float(base.value_head_dim) == float(base.head_dim)
+    multi_head = float(base.n_kv_heads) == float(base.n_heads)
+    rules = Rules(tuple(names), tie, same_width, multi_head and "n_kv_heads" not in names)
+    ratio = float(base.n_heads) * float(base.head_dim) / float(base.d_model)
+    found = Space(base, tuple(variables), rules, ratio, gpus, groups)
+    return _only_divisors(found)
+
+
+def _only_divisors(space: Space) -> Space:
+    """KV heads that do not divide heads that stay as they are leave the ladder."""
+    if space.rules.tie == "n_heads" or "n_heads" in space.names:
+        return space
+    heads = float(space.base.n_heads)
+    variables = [
+        Variable(v.name, tuple(x for x in v.values if heads % x == 0) or v.values)
+        if v.name == "n_kv_heads"
+        else v
+        for v in space.variables
+    ]
+    return dataclasses.replace(space, variables=tuple(variables))
+
+
+def space_from_json(content: Any, base: Architecture, work: Workload) -> Space:
+    """A space from the parsed text of a space file.
+
+    `{"base": ..., "free": {"d_model": {"range": [2048, 8192], "multiple": 128}, "n_kv_heads":
+    {"values": [1, 2, 4, 8]}, "n_layers": {}}, "tie": "n_heads"}`; `base` is read by the caller.
+
+    Raises:
+        ValueError: another form, or as `make_space`.
+    """
+    allowed = {"base", "free", "tie"}
+    unknown = sorted(set(content) - allowed)
+    if unknown:
+        raise ValueError(f"A space holds {', '.join(sorted(allowed))}; got {unknown[0]!r}.")
+    free = content.get("free")
+    if not isinstance(free, Mapping) or not free:
+        raise ValueError("A space needs `free`: an object of fields and their ranges.")
+    picked: dict[str, dict[str, Any]] = {"range": {}, "multiple": {}, "values": {}}
+    for name, entry in free.items():
+        if not isinstance(entry, Mapping) or set(entry) - set(picked):
+            raise ValueError(f"free.{name} must be an object of {', '.join(picked)}.")
+        for key, value in entry.items():
+            picked[key][name] = value
+    return make_space(
+        base,
+        work,
+        free=tuple(free),
+        ranges=picked["range"],
+        multiples=picked["multiple"],
+        levels=picked["values"],
+        tie=content.get("tie", "auto"),
+    )
+
+
+def _free_names(base, free, fix, named) -> list[str]:
+    mixture = float(base.n_experts) > 0
+    if free is None:
+        chosen = list(_MIXTURE if mixture else _DENSE)
+        if mixture and float(base.moe_fraction) < 1:
+            chosen.append("d_ff")
+    else:
+        chosen = [canonical(name) for name in free]
+    chosen += [name for name in named if name not in chosen]
+    for name in chosen:
+        if not float(getattr(base, name)) > 0:
+            raise ValueError(f"{name} is 0 in the base model and cannot be free.")
+    if float(base.latent_attention) > 0 and "n_kv_heads" in chosen:
+        if free is not None and "n_kv_heads" in map(canonical, free):
+            raise ValueError("Latent attention has no KV heads of its own to be free.")
+        chosen.remove("n_kv_heads")
+    fixed = {canonical(name) for name in fix}
+    return [name for name in dict.fromkeys(chosen) if name not in fixed]
+
+
+def _tie(base, names, tie) -> str | None:
+    if tie not in (None, "auto", *TIES):
+        raise ValueError(f"tie must be one of {', '.join(TIES)} or nothing; got {tie!r}.")
+    if float(base.latent_attention) > 0:
+        return None  # its heads are not cut out of d_model
+    if tie != "auto":
+        return tie
+    if "n_heads" in names:
+        return None if "head_dim" in names else "head_dim"
+    return "n_heads"
+
+
+def _whole(name: str, value: Any) -> int:
+    number = float(np.asarray(value))
+    if number % 1:
+        raise ValueError(f"{name} must be a whole number; got {number:g}.")
+    return int(number)
+
+
+def _given_levels(name: str, values: Any) -> tuple[float, ...]:
+    if not isinstance(values, Sequence) or isinstance(values, str) or not values:
+        raise ValueError(f"values of {name} must be a list of numbers.")
+    _, _, greatest = ARCHITECTURE_FIELDS[name]
+    found = sorted({checked_number(name, value, 1, greatest) for value in values})
+    if any(value % 1 for value in found):
+        raise ValueError(f"values of {name} must be whole numbers.")
+    return tuple(found)
+
+
+def _ladder(name, low, high, multiple, gpus) -> tuple[float, ...]:
+    _, _, greatest = ARCHITECTURE_FIELDS[name]
+    low, high = (checked_number(name, value, 1e-9, greatest) for value in (low, high))
+    low = max(low, 1.0)
+    if name in ("n_kv_heads", "experts_per_token"):
+        step = 1.0
+    else:
+        many = 8 if name == "n_experts" and low >= 16 else 1
+        step = float(multiple or MULTIPLES.get(name, many))
+        checked_number(f"multiple of {name}", step, 1, greatest)
+    if name in ("d_ff", "n_heads"):
+        step = math.lcm(int(step), gpus)
+    first, last = math.ceil(low / step), math.floor(high / step)
+    if first > last:
+        raise ValueError(f"There is no multiple of {step:g} for {name} in {low:g} .. {high:g}.")
+    if last - first >= _MAX_LEVELS:
+        raise ValueError(
+            f"{name} would have {last - first + 1} values; at most {_MAX_LEVELS} are searched: "
+            "narrow its range or give a larger multiple."
+        )
+    return tuple(step * i for i in range(first, last + 1))
+
+
+# Points ------------------------------------------------------------------------------------------
+
+
+def _follow(rules: Rules, base: Architecture, ratio: Any, fields: dict[str, Any]) -> dict[str, Any]:
+    """The fields that move, with those that follow them."""
+    full = dict(fields)
+    width = full.get("d_model", base.d_model) * ratio
+    if rules.tie == "n_heads":
+        full["n_heads"] = width / full.get("head_dim", base.head_dim)
+    elif rules.tie == "head_dim":
+        full["head_dim"] = width / full.get("n_heads", base.n_heads)
+    if "head_dim" in full and rules.value_width_follows:
+        full["value_head_dim"] = full["head_dim"]
+    if "n_heads" in full and rules.kv_heads_follow:
+        full["n_kv_heads"] = full["n_heads"]
+    return full
+
+
+def relaxed_architecture(box: Box, x: jax.Array) -> Architecture:
+    """The architecture at relaxed coordinates x [n_variables] in [0, 1]; traceable."""
+    values = jnp.exp(box.log_low + x * (box.log_high - box.log_low))
+    fields = dict(zip(box.rules.names, values, strict=True))
+    return dataclasses.replace(box.base, **_follow(box.rules, box.base, box.ratio, fields))
+
+
+def relaxed_gaps(arch: Architecture) -> jax.Array:
+    """ln-excess of the structural constraints of a relaxed architecture, all at most 0 if legal.
+
+    KV heads over heads, experts a token over experts; [2].
+    """
+    heads = jnp.log(arch.n_kv_heads / arch.n_heads)
+    experts = jnp.where(
+        arch.n_experts > 0,
+        jnp.log(jnp.maximum(arch.experts_per_token, 1e-6))
+        - jnp.log(jnp.maximum(arch.n_experts, 1e-6)),
+        -1.0,
+    )
+    heads = jnp.where(arch.latent_attention > 0, -1.0, heads)
+    return jnp.stack([heads, experts])
+
+
+def _moved(space: Space, moving: dict[str, np.ndarray]) -> dict[str, Any]:
+    """`_follow` on exact float64 numbers."""
+    base = Architecture(**architecture_fields(space.base))
+    return _follow(space.rules, base, space.ratio, moving)
+
+
+def values_at(space: Space, index: np.ndarray) -> np.ndarray:
+    """Values [n, n_variables] of ladder positions [n, n_variables]."""
+    columns = [np.asarray(v.values)[index[:, j]] for j, v in enumerate(space.variables)]
+    return np.stack(columns, 1)
+
+
+def coordinates(space: Space, values: np.ndarray) -> np.ndarray:
+    """Relaxed coordinates of values [..., n_variables], clipped to [0, 1]."""
+    low, high = (
+        np.array(ends) for ends in zip(*(v.log_range for v in space.variables), strict=True)
+    )
+    return np.clip((np.log(values) - low) / np.maximum(high - low, 1e-12), 0.0, 1.0)
+
+
+def base_values(space: Space) -> np.ndarray:
+    """Values [n_variables] of the base."""
+    return np.array([float(getattr(space.base, name)) for name in space.names])
+
+
+def nearest_index(space: Space, x: np.ndarray) -> np.ndarray:
+    """Ladder positions [n, n_variables] nearest to relaxed coordinates [n, n_variables]."""
+    found = np.empty(x.shape, np.int64)
+    for j, variable in enumerate(space.variables):
+        low, high = variable.log_range
+        rungs = (np.log(np.asarray(variable.values)) - low) / max(high - low, 1e-12)
+        middle = 0.5 * (rungs[1:] + rungs[:-1])
+        found[:, j] = np.searchsorted(middle, x[:, j])
+    return found
+
+
+def concrete_architectures(space: Space, index: np.ndarray) -> Architecture:
+    """Architectures at ladder positions [n, n_variables]; float32 leaves [n].
+
+    Shares of layers of a kind are rounded to whole layers.
+    """
+    count = len(index)
+    moving = dict(zip(space.names, values_at(space, index).T, strict=True))
+    fields = {
+        f.name: np.full(count, float(getattr(space.base, f.name)))
+        for f in dataclasses.fields(space.base)
+    }
+    moved = _moved(space, moving)
+    fields |= {name: np.asarray(value) * np.ones(count) for name, value in moved.items()}
+    layers = fields["n_layers"]
+    for name in _FRACTIONS:
+        some = fields[name] > 0
+        fields[name] = np.where(
+            some, np.maximum(np.round(fields[name] * layers), 1.0) / layers, 0.0
+        )
+    return Architecture(**{name: value.astype(np.float32) for name, value in fields.items()})
+
+
+def is_legal(space: Space, index: np.ndarray) -> np.ndarray:
+    """Which ladder positions [n, n_variables] are architectures that can be built, boolean [n]."""
+    moving = dict(zip(space.names, values_at(space, index).T, strict=True))
+    fields = _moved(space, moving)
+
+    def field(name: str) -> np.ndarray:
+        return np.asarray(fields.get(name, float(getattr(space.base, name)))) * np.ones(len(index))
+
+    heads, kv = field("n_heads"), field("n_kv_heads")
+    gpus, groups = space.tensor_parallel, space.expert_parallel
+    legal = (heads >= 1) & (heads % 1 == 0) & (heads % gpus == 0)
+    if "head_dim" in fields:
+        legal &= (fields["head_dim"] % _HEAD_MULTIPLE == 0) & (fields["head_dim"] > 0)
+    if float(space.base.latent_attention) == 0:
+        legal &= heads % kv == 0
+        legal &= (kv % gpus == 0) | (gpus % kv == 0)
+    legal &= field("d_ff") % gpus == 0
+    if float(space.base.n_experts) > 0:
+        legal &= field("experts_per_token") <= field("n_experts")
+        legal &= field("n_experts") % groups == 0
+        legal &= (field("d_expert") * groups) % max(gpus, groups) == 0
+    return legal
+
+
+def repaired(space: Space, index: np.ndarray, reach: int = 16) -> np.ndarray:
+    """Positions [m, n_variables] that can be built, m <= n: one variable moved where needed.
+
+    Takes the least move in ln(value) within `reach` rungs; what stays illegal is left out.
+    """
+    legal = is_legal(space, index)
+    bad = index[~legal]
+    if not len(bad):
+        return index
+    fixed = np.zeros(len(bad), bool)
+    best = np.full(len(bad), np.inf)
+    result = bad.copy()
+    for j, variable in enumerate(space.variables):
+        logs = np.log(np.asarray(variable.values))
+        for move in range(-reach, reach + 1):
+            trial = bad.copy()
+            trial[:, j] = np.clip(trial[:, j] + move, 0, len(logs) - 1)
+            cost = np.abs(logs[trial[:, j]] - logs[bad[:, j]])
+            better = is_legal(space, trial) & (cost < best)
+            result[better], best[better], fixed[better] = trial[better], cost[better], True
+    return np.concatenate([index[legal], result[fixed]])
+
+
+def all_points(space: Space, block: int = 65536) -> Iterator[np.ndarray]:
+    """Blocks of every position that can be built, [<= block, n_variables]."""
+    shape = tuple(len(v.values) for v in space.variables)
+    for start in range(0, space.size, block):
+        flat = np.arange(start, min(start + block, space.size))
+        index = np.stack(np.unravel_index(flat, shape), 1)
+        yield index[is_legal(space, index)]
+
+
+def random_points(space: Space, count: int, rng: np.random.Generator) -> np.ndarray:
+    """Positions that can be built, drawn evenly from them, [count, n_variables].
+
+    Raises:
+        ValueError: next to none of the space can be built.
+    """
+    found: list[np.ndarray] = []
+    total, drawn = 0, 0
+    while total < count:
+        index = np.stack(
+            [rng.integers(0, len(v.values), 4 * count + 256) for v in space.variables], 1
+        )
+        legal = index[is_legal(space, index)]
+        found.append(legal)
+        total, drawn = total + len(legal), drawn + len(index)
+        if drawn > 1_000_000 and total < drawn * 1e-5:
+            raise ValueError(
+                "Next to none of the space can be built: KV heads must divide the heads, heads "
+                "and widths the GPUs. Widen the ranges, or give other multiples."
+            )
+    return np.concatenate(found)[:count]
+
+
+def architecture_fields(arch: Architecture) -> dict[str, float]:
+    """All fields of one architecture as Python floats, for `types.architecture`."""
+    return {f.name: float(np.asarray(getattr(arch, f.name))) for f in dataclasses.fields(arch)}
+
+
+def base_from_fields(fields: Mapping[str, Any]) -> Architecture:
+    """A base given by its fields in a space file.
+
+    Raises:
+        ValueError: as `types.architecture`.
+    """
+    return architecture(**fields)
