@@ -235,6 +235,95 @@ def _combine(c, logs: list[jax.Array]) -> tuple[jax.Array, jax.Array]:
     return jnp.exp(jnp.logaddexp(launch, log_work)), jnp.moveaxis(weights, 0, -1)
 
 
+def _prefill_log_terms(
+    c,
+    device: Device,
+    batch,
+    seq_len,
+    n_heads,
+    n_kv_heads,
+    head_dim,
+    value_head_dim,
+    window_tokens,
+    kv_bytes,
+    l2_residency,
+) -> list[jax.Array]:
+    """log seconds of each of `ATTENTION_REGIMES`; `c` without the prefix of the phase."""
+    log_width = _log_width(head_dim, value_head_dim)
+    fp8 = _fp8_share(kv_bytes)
+    log_sequences = _log(batch) + _log(n_kv_heads)
+    log_rows = _log(batch) + _log(seq_len) + _log(n_heads)
+    log_rows_each = _log(seq_len) + _log(n_heads) - _log(n_kv_heads)
+    log_tiles = log_sequences + _log_at_least_one(log_rows_each - _log(QUERY_TILE_ROWS))
+    mean_keys = causal_pairs(seq_len, window_tokens) / seq_len + 0.5 * KEY_BLOCK_TOKENS
+    log_pairs = log_tiles + _log(QUERY_TILE_ROWS) + _log(mean_keys)
+    log_kv = log_kv_bytes(batch, seq_len, n_kv_heads, head_dim, value_head_dim, kv_bytes)
+    log_bytes = jnp.logaddexp(log_kv, log_rows + log_width + _log(ACTIVATION_BYTES))
+    return [
+        c["log_launch_s"],
+        _log_tensor_s(c, device, _log(2.0) + log_width + log_pairs, log_width, fp8),
+        _log_exp_s(c, device, log_pairs),
+        _log_tiles_s(c, device, log_tiles, log_rows, log_width, fp8),
+        _log_chain_s(c, device, _log(attended_keys(seq_len, window_tokens)), log_width),
+        _log_memory_s(c, device, log_bytes, l2_residency),
+    ]
+
+
+def _decode_log_terms(
+    c,
+    device: Device,
+    batch,
+    context_len,
+    n_heads,
+    n_kv_heads,
+    head_dim,
+    value_head_dim,
+    window_tokens,
+    kv_bytes,
+    l2_residency,
+) -> list[jax.Array]:
+    """log seconds of each of `ATTENTION_REGIMES`; `c` without the prefix of the phase."""
+    log_width = _log_width(head_dim, value_head_dim)
+    fp8 = _fp8_share(kv_bytes)
+    keys = attended_keys(context_len, window_tokens)
+    log_sequences = _log(batch) + _log(n_kv_heads)
+    log_rows = _log(batch) + _log(n_heads)
+    log_group = _log(n_heads) - _log(n_kv_heads)
+    log_tiles = log_sequences + _log_at_least_one(log_group - _log(DECODE_TILE_ROWS))
+    log_pairs = log_tiles + _log(DECODE_TILE_ROWS) + _log(keys)
+    log_kv = log_kv_bytes(batch, keys, n_kv_heads, head_dim, value_head_dim, kv_bytes)
+    log_bytes = jnp.logaddexp(log_kv, log_rows + log_width + _log(ACTIVATION_BYTES))
+    return [
+        c["log_launch_s"],
+        _log_tensor_s(c, device, _log(2.0) + log_width + log_pairs, log_width, fp8),
+        _log_exp_s(c, device, log_pairs),
+        _log_tiles_s(c, device, log_tiles, log_rows, log_width, fp8),
+        _log_chain_s(c, device, _log(keys), log_width),
+        _log_memory_s(c, device, log_bytes, l2_residency),
+    ]
+
+
+def attention_log_terms(
+    phase: str, coefficients: Mapping[str, float], device: Device, *sizes, l2_residency=1.0
+) -> tuple[list[jax.Array], jax.Array]:
+    """log seconds of each of `ATTENTION_REGIMES`, and of all together; shapes [...].
+
+    Args:
+        phase: "prefill" or "decode".
+        coefficients: names of `DEFAULT_COEFFICIENTS`.
+        device: data-sheet facts.
+        sizes: batch to kv_bytes, as `attention_prefill_time_s` and `attention_decode_time_s`
+            take them.
+        l2_residency: as there.
+    """
+    c = _phase(coefficients, phase)
+    terms = _LOG_TERMS[phase](c, device, *sizes, l2_residency)
+    return terms, jnp.log(_combine(c, terms)[0])
+
+
+_LOG_TERMS = {"prefill": _prefill_log_terms, "decode": _decode_log_terms}
+
+
 def _phase(coefficients: Mapping[str, float], phase: str) -> dict[str, jax.Array]:
     """The coefficients of one phase without its prefix."""
     return {name: _float(coefficients[f"{phase}_{name}"]) for name in _START}
@@ -276,27 +365,8 @@ def attention_prefill_time_s(
         time_s [...] and the regime weights [..., 6] in the order of `ATTENTION_REGIMES`, sum 1.
     """
     c = _phase(coefficients, "prefill")
-    log_width = _log_width(head_dim, value_head_dim)
-    fp8 = _fp8_share(kv_bytes)
-    log_sequences = _log(batch) + _log(n_kv_heads)
-    log_rows = _log(batch) + _log(seq_len) + _log(n_heads)
-    log_rows_each = _log(seq_len) + _log(n_heads) - _log(n_kv_heads)
-    log_tiles = log_sequences + _log_at_least_one(log_rows_each - _log(QUERY_TILE_ROWS))
-    mean_keys = causal_pairs(seq_len, window_tokens) / seq_len + 0.5 * KEY_BLOCK_TOKENS
-    log_pairs = log_tiles + _log(QUERY_TILE_ROWS) + _log(mean_keys)
-    log_kv = log_kv_bytes(batch, seq_len, n_kv_heads, head_dim, value_head_dim, kv_bytes)
-    log_bytes = jnp.logaddexp(log_kv, log_rows + log_width + _log(ACTIVATION_BYTES))
-    return _combine(
-        c,
-        [
-            c["log_launch_s"],
-            _log_tensor_s(c, device, _log(2.0) + log_width + log_pairs, log_width, fp8),
-            _log_exp_s(c, device, log_pairs),
-            _log_tiles_s(c, device, log_tiles, log_rows, log_width, fp8),
-            _log_chain_s(c, device, _log(attended_keys(seq_len, window_tokens)), log_width),
-            _log_memory_s(c, device, log_bytes, l2_residency),
-        ],
-    )
+    sizes = (batch, seq_len, n_heads, n_kv_heads, head_dim, value_head_dim, window_tokens, kv_bytes)
+    return _combine(c, _prefill_log_terms(c, device, *sizes, l2_residency))
 
 
 def attention_decode_time_s(
@@ -326,27 +396,17 @@ def attention_decode_time_s(
         time_s [...] and the regime weights [..., 6] in the order of `ATTENTION_REGIMES`, sum 1.
     """
     c = _phase(coefficients, "decode")
-    log_width = _log_width(head_dim, value_head_dim)
-    fp8 = _fp8_share(kv_bytes)
-    keys = attended_keys(context_len, window_tokens)
-    log_sequences = _log(batch) + _log(n_kv_heads)
-    log_rows = _log(batch) + _log(n_heads)
-    log_group = _log(n_heads) - _log(n_kv_heads)
-    log_tiles = log_sequences + _log_at_least_one(log_group - _log(DECODE_TILE_ROWS))
-    log_pairs = log_tiles + _log(DECODE_TILE_ROWS) + _log(keys)
-    log_kv = log_kv_bytes(batch, keys, n_kv_heads, head_dim, value_head_dim, kv_bytes)
-    log_bytes = jnp.logaddexp(log_kv, log_rows + log_width + _log(ACTIVATION_BYTES))
-    return _combine(
-        c,
-        [
-            c["log_launch_s"],
-            _log_tensor_s(c, device, _log(2.0) + log_width + log_pairs, log_width, fp8),
-            _log_exp_s(c, device, log_pairs),
-            _log_tiles_s(c, device, log_tiles, log_rows, log_width, fp8),
-            _log_chain_s(c, device, _log(keys), log_width),
-            _log_memory_s(c, device, log_bytes, l2_residency),
-        ],
+    sizes = (
+        batch,
+        context_len,
+        n_heads,
+        n_kv_heads,
+        head_dim,
+        value_head_dim,
+        window_tokens,
+        kv_bytes,
     )
+    return _combine(c, _decode_log_terms(c, device, *sizes, l2_residency))
 
 
 ATTENTION_TIME_S = {"prefill": attention_prefill_time_s, "decode": attention_decode_time_s}

@@ -1,8 +1,9 @@
-"""Inputs of the level-2 correction of the attention core: logs of sizes and of level-1 shares.
+"""Inputs of the level-2 correction of the attention core: logs of sizes and of level-1 terms.
 
 Sizes enter as log2, so that a doubling is a step of 1 for every input; the caller standardises.
-Where the kernels switch (number of thread blocks against SMs, KV bytes against L2, head
-dimensions that have their own tile shapes) there is an input that crosses zero or peaks there.
+The first group does not decrease with batch or tokens, so that a network that is monotone in it is
+monotone in both. Where the kernels switch (number of thread blocks against SMs, KV bytes against
+L2, head dimensions that have their own tile shapes) there is an input that steps or peaks there.
 """
 
 from __future__ import annotations
@@ -11,31 +12,27 @@ from collections.abc import Mapping
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 
 from hymell_jax.attention import (
     ATTENTION_PHASES,
     ATTENTION_REGIMES,
-    ATTENTION_TIME_S,
     DECODE_TILE_ROWS,
     QUERY_TILE_ROWS,
     attended_keys,
+    attention_log_terms,
 )
+from hymell_jax.smooth import log2_whole_waves
 from hymell_jax.types import Device
 
 HEAD_DIM_BUMPS = (64.0, 128.0, 192.0, 256.0, 512.0)
-WAVE_SHARPNESS = 0.8  # r of `soft_ceil`; 1 would be the hard ceiling
+GROUP_BUMPS = (1.0, 2.0, 4.0, 8.0)  # query heads a KV head
 
-ATTENTION_FEATURES: tuple[str, ...] = (
+ATTENTION_MONOTONE: tuple[str, ...] = (
     "log2_batch",
     "log2_tokens",
-    "log2_heads",
-    "log2_kv_heads",
-    "log2_group",  # query heads a KV head
-    "log2_head_dim",
     "log2_keys",  # keys the last query sees
     "log2_tokens_per_key",  # 0 without a window
-    "window",  # 1 with a sliding window
-    "fp8_cache",
     "log2_tiles_per_sm",
     "log2_heads_per_sm",  # batch heads max(queries / 128, 1) / SMs
     "log2_kv_bytes_per_l2",
@@ -44,31 +41,31 @@ ATTENTION_FEATURES: tuple[str, ...] = (
     "log2_batch_heads_per_sm",
     "log2_work",  # batch heads queries keys head_dim
     "log2_rows",  # query rows that share a KV head
-    *(f"head_dim_{int(d)}" for d in HEAD_DIM_BUMPS),
-    "multi_head",  # 1 where every query head has its own KV head
-    "wave_tiles",  # log2 of whole waves over waves: 128-row tiles
-    "wave_sequences",
-    "wave_half_tiles",
-    *(f"log2_share_{regime}" for regime in ATTENTION_REGIMES),
+    "waves_tiles",  # log2 of whole waves of 128-row tiles
+    "waves_sequences",
+    "waves_half_tiles",
+    "waves_heads",
+    *(f"log2_{regime}_us" for regime in ATTENTION_REGIMES[1:]),
     "log2_level1_us",
 )
+ATTENTION_FREE: tuple[str, ...] = (
+    "log2_heads",
+    "log2_kv_heads",
+    "log2_group",
+    "log2_head_dim",
+    "log2_heads_over_sm",
+    "window",  # 1 with a sliding window
+    "log2_window",
+    "fp8_cache",
+    *(f"head_dim_{int(d)}" for d in HEAD_DIM_BUMPS),
+    *(f"group_{int(g)}" for g in GROUP_BUMPS),
+)
+ATTENTION_FEATURES = ATTENTION_MONOTONE + ATTENTION_FREE
 
 
-def soft_ceil(x: jax.Array, sharpness: float = WAVE_SHARPNESS) -> jax.Array:
-    """A smooth, increasing staircase; its hard limit (sharpness r -> 1) is ceil(x - 1/8).
-
-    u + 1/2 + atan(r sin(2 pi u) / (1 - r cos(2 pi u))) / pi with u = x - 1/8, the Fourier series of
-    ceil damped by r^k. The slope is the Poisson kernel, between (1-r)/(1+r) and (1+r)/(1-r).
-    """
-    u = x - 0.125
-    angle = 2.0 * jnp.pi * (u - jax.lax.stop_gradient(jnp.floor(u)))
-    saw = jnp.arctan2(sharpness * jnp.sin(angle), 1.0 - sharpness * jnp.cos(angle))
-    return u + 0.5 + saw / jnp.pi
-
-
-def _bump(log2_ratio: jax.Array, width: float = 0.25) -> jax.Array:
-    """exp(-(x / width)^2): 1 at a ratio of 1, near 0 a factor of 1.4 away."""
-    return jnp.exp(-jnp.square(log2_ratio / width))
+def _bump(log2_ratio: jax.Array, width: float) -> jax.Array:
+    """exp(-(x / width)^2): 1 at a ratio of 1."""
+    return jnp.exp(-jnp.square(jnp.clip(log2_ratio, -8.0, 8.0) / width))
 
 
 def attention_features(
@@ -89,7 +86,7 @@ def attention_features(
 
     Args:
         phase: "prefill" (`tokens` = prompt) or "decode" (`tokens` = context).
-        coefficients: level 1, whose shares and time are the last seven features.
+        coefficients: level 1, whose terms and time close the monotone group.
 
     The others are as in `attention_prefill_time_s`.
 
@@ -98,52 +95,55 @@ def attention_features(
     """
     if phase not in ATTENTION_PHASES:
         raise ValueError(f"phase must be one of {', '.join(ATTENTION_PHASES)}; got {phase!r}.")
-    time_s, weights = ATTENTION_TIME_S[phase](
-        coefficients, device, batch, tokens, n_heads, n_kv_heads, head_dim, value_head_dim,
-        window_tokens, kv_bytes, l2_residency,
+    terms, log_time = attention_log_terms(
+        phase, coefficients, device, batch, tokens, n_heads, n_kv_heads, head_dim,
+        value_head_dim, window_tokens, kv_bytes, l2_residency=l2_residency,
     )  # fmt: skip
 
     def log2(x):
         return jnp.log2(1.0 * jnp.asarray(x))
+
+    def log2_us(log_s):
+        return (log_s + np.log(1e6)) / np.log(2.0)
 
     keys = log2(attended_keys(tokens, window_tokens))
     queries = log2(tokens) if phase == "prefill" else jnp.zeros_like(log2(tokens))
     b, h, kv, sm = log2(batch), log2(n_heads), log2(n_kv_heads), log2(device.n_sm)
     width = log2(0.5 * (1.0 * jnp.asarray(head_dim) + value_head_dim))
     group, l2 = h - kv, log2(device.l2_bytes)
-    tile, half_tile = log2(QUERY_TILE_ROWS), log2(DECODE_TILE_ROWS)
+    tile, half_tile = np.log2(QUERY_TILE_ROWS), np.log2(DECODE_TILE_ROWS)
     rows = queries + group
-
-    def wave(log2_waves):
-        """log2 of whole over actual waves, from 3 for few thread blocks to 0 for many."""
-        waves = jnp.exp2(log2_waves)
-        return jnp.minimum(log2(jnp.maximum(soft_ceil(waves), 1.0)) - log2_waves, 3.0)
-
-    values = [
+    tiles = b + kv + jnp.maximum(rows - tile, 0.0) - sm
+    half_tiles = b + kv + jnp.maximum(rows - half_tile, 0.0) - sm
+    head_tiles = b + h + jnp.maximum(queries - tile, 0.0) - sm
+    windowed = jnp.where(jnp.asarray(window_tokens) > 0, 1.0, 0.0)
+    monotone = [
         b,
         log2(tokens),
-        h,
-        kv,
-        group,
-        width,
         keys,
         log2(tokens) - keys,
-        jnp.where(jnp.asarray(window_tokens) > 0, 1.0, 0.0),
-        2.0 - 1.0 * jnp.asarray(kv_bytes),
-        b + kv + jnp.maximum(rows - tile, 0.0) - sm,
-        b + h + jnp.maximum(queries - tile, 0.0) - sm,
+        tiles,
+        head_tiles,
         b + kv + keys + width + 1.0 + log2(kv_bytes) - l2,
         b + h + queries + width + 2.0 - l2,
         b + kv - sm,
         b + h - sm,
         b + h + queries + keys + width,
         rows,
-        *(_bump(width - log2(d)) for d in HEAD_DIM_BUMPS),
-        _bump(group, 0.3),
-        wave(b + kv + jnp.maximum(rows - tile, 0.0) - sm),
-        wave(b + kv - sm),
-        wave(b + kv + jnp.maximum(rows - half_tile, 0.0) - sm),
-        *(log2(weights[..., i] + 1e-4) for i in range(len(ATTENTION_REGIMES))),
-        log2(time_s) + log2(1e6),
+        *(log2_whole_waves(x) for x in (tiles, b + kv - sm, half_tiles, head_tiles)),
+        *(log2_us(term) for term in terms[1:]),
+        log2_us(log_time),
     ]
-    return jnp.stack(jnp.broadcast_arrays(*values), axis=-1)
+    free = [
+        h,
+        kv,
+        group,
+        width,
+        h - sm,
+        windowed,
+        windowed * log2(jnp.maximum(window_tokens, 1.0)),
+        2.0 - 1.0 * jnp.asarray(kv_bytes),
+        *(_bump(width - np.log2(d), 0.25) for d in HEAD_DIM_BUMPS),
+        *(_bump(group - np.log2(g), 0.3) for g in GROUP_BUMPS),
+    ]
+    return jnp.stack(jnp.broadcast_arrays(*monotone, *free), axis=-1)

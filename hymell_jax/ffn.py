@@ -21,7 +21,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from hymell_jax import gemm
-from hymell_jax.attention_features import soft_ceil
+from hymell_jax.smooth import soft_ceil
 from hymell_jax.types import Device
 
 FFN_PARTS = ("up", "activation", "down")

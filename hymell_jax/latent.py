@@ -169,8 +169,14 @@ def latent_time_s(
     Raises:
         ValueError: an unknown phase.
     """
-    c = {name: _float(coefficients[name]) for name in DEFAULT_COEFFICIENTS}
     w = _work(shape or LatentShape(), phase, batch, tokens, n_heads, weight_bytes, kv_bytes)
+    terms = _terms(coefficients, device, w, weight_bytes)
+    return _combine(1.0 + jnp.exp(_float(coefficients["log_pnorm"])), *terms)
+
+
+def _terms(coefficients, device: Device, w: _Work, weight_bytes) -> list[jax.Array]:
+    """Seconds of each of `LATENT_TERMS`, none of which decreases with batch or tokens."""
+    c = {name: _float(coefficients[name]) for name in DEFAULT_COEFFICIENTS}
     bandwidth, peak = device.memory_bytes_per_s, device.peak_flops_per_s
     launch = jnp.exp(c["log_launch_s"])
     rows = w.row_bytes / bandwidth * jnp.exp(c["log_row_passes"])
@@ -181,10 +187,13 @@ def latent_time_s(
     tensor = padded * w.pair_flops / peak * (1.0 + jnp.exp(c["log_tensor_excess"]))
     cache = w.cache_bytes / bandwidth * (1.0 + jnp.exp(c["log_cache_excess"]))
     chain = w.keys * jnp.exp(c["log_chain_s"])
-    power = 1.0 + jnp.exp(c["log_pnorm"])
-    launch, rows, compute, weights, tensor, cache, chain = jnp.broadcast_arrays(
-        launch, rows, compute, weights, tensor, cache, chain
-    )
+    return jnp.broadcast_arrays(launch, rows, compute, weights, tensor, cache, chain)
+
+
+def _combine(
+    power, launch, rows, compute, weights, tensor, cache, chain
+) -> tuple[jax.Array, jax.Array]:
+    """Seconds [...] and shares [..., 7] from the terms."""
     projections, projection_shares = _p_norm(power, compute, weights)
     core, core_shares = _p_norm(power, tensor, cache)
     time_s = launch + rows + projections + core + chain
@@ -199,20 +208,21 @@ def _p_norm(power, *terms) -> tuple[jax.Array, jax.Array]:
     return jnp.exp(jax.nn.logsumexp(logs, axis=0) / power), jax.nn.softmax(logs, axis=0)
 
 
-LATENT_FEATURES: tuple[str, ...] = (
+LATENT_MONOTONE: tuple[str, ...] = (
     "log2_batch",
     "log2_tokens",
-    "log2_heads",
     "log2_rows",
-    "fp8_cache",
     "log2_pairs",
     "log2_tiles_per_sm",
     "log2_sequences_per_sm",
     "log2_cache_bytes_per_l2",
     "log2_row_bytes_per_l2",
-    *(f"log2_share_{term}" for term in LATENT_TERMS),
+    *(f"log2_{term}_us" for term in LATENT_TERMS[1:]),
     "log2_level1_us",
 )
+LATENT_FREE: tuple[str, ...] = ("log2_heads", "fp8_cache")
+LATENT_FEATURES = LATENT_MONOTONE + LATENT_FREE
+"""The first group does not decrease with batch or tokens."""
 
 
 def latent_features(
@@ -231,22 +241,23 @@ def latent_features(
     Arguments as in `latent_time_s`.
     """
     sizes = (batch, tokens, n_heads, weight_bytes, kv_bytes)
-    time_s, shares = latent_time_s(phase, coefficients, device, *sizes, shape=shape)
     w = _work(shape or LatentShape(), phase, *sizes)
+    terms = _terms(coefficients, device, w, weight_bytes)
+    time_s, _ = _combine(1.0 + jnp.exp(_float(coefficients["log_pnorm"])), *terms)
     heads = _float(n_heads) if phase == "prefill" else jnp.hypot(_float(n_heads), TILE_HEADS) / 64.0
     values = [
         jnp.log2(_float(batch)),
         jnp.log2(_float(tokens)),
-        jnp.log2(_float(n_heads)),
         jnp.log2(w.rows),
-        2.0 - _float(kv_bytes),
         jnp.log2(w.pairs),
         jnp.log2(w.rows * heads / 128.0 / device.n_sm),
         jnp.log2(_float(batch) * heads / device.n_sm),
         jnp.log2(w.cache_bytes / device.l2_bytes),
         jnp.log2(w.row_bytes / device.l2_bytes),
-        *(jnp.log2(shares[..., i] + 1e-3) for i in range(len(LATENT_TERMS))),
+        *(jnp.log2(term * 1e6) for term in terms[1:]),
         jnp.log2(time_s * 1e6),
+        jnp.log2(_float(n_heads)),
+        2.0 - _float(kv_bytes),
     ]
     return jnp.stack(jnp.broadcast_arrays(*values), axis=-1)
 

@@ -28,9 +28,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from hymell_jax.attention_features import soft_ceil
 from hymell_jax.robust_fit import fit_coefficients
-from hymell_jax.smooth import partial_ceil
+from hymell_jax.smooth import log2_whole_waves, partial_ceil
 from hymell_jax.types import Device
 
 LINEAR_KERNELS = ("conv_prefill", "rule_prefill", "conv_decode", "rule_decode")
@@ -154,6 +153,15 @@ def linear_kernel_time_s(
     Raises:
         ValueError: an unknown kernel.
     """
+    shape = (batch, seq_len, k_heads, v_heads, k_dim, v_dim)
+    terms = _terms(kernel, coefficients, device, *shape, l2_residency)
+    return _combine(jnp.exp(_float(coefficients["log_pnorm"])), *terms)
+
+
+def _terms(
+    kernel, coefficients, device, batch, seq_len, k_heads, v_heads, k_dim, v_dim, l2_residency
+) -> list[jax.Array]:
+    """Seconds of each of `LINEAR_TERMS`, none of which decreases with batch or tokens."""
     c = {name: _float(coefficients[name]) for name in DEFAULT_COEFFICIENTS}
     blocks, steps, moved = _work(kernel, batch, seq_len, k_heads, v_heads, k_dim, v_dim)
     memory = moved / device.memory_bytes_per_s * (1.0 + jnp.exp(c["log_memory_excess"]))
@@ -161,10 +169,13 @@ def linear_kernel_time_s(
     waves = partial_ceil(blocks / device.n_sm, jax.nn.sigmoid(c["wave_quantisation"]))
     busy = waves * (jnp.exp(c["log_block_s"]) + jnp.exp(c["log_step_s"]) * steps)
     launch, chain = jnp.exp(c["log_launch_s"]), jnp.exp(c["log_chain_s"]) * steps
-    launch, chain, memory, busy = jnp.broadcast_arrays(launch, chain, memory, busy)
-    power = 1.0 + jnp.exp(c["log_pnorm"])
-    logs = power * jnp.log(jnp.stack([memory, busy]))
-    body = jnp.exp(jax.nn.logsumexp(logs, axis=0) / power)
+    return jnp.broadcast_arrays(launch, chain, memory, busy)
+
+
+def _combine(power, launch, chain, memory, busy) -> tuple[jax.Array, jax.Array]:
+    """Seconds [...] and shares [..., 4]: launch + chain + p-norm of the rest, p = 1 + power."""
+    logs = (1.0 + power) * jnp.log(jnp.stack([memory, busy]))
+    body = jnp.exp(jax.nn.logsumexp(logs, axis=0) / (1.0 + power))
     time_s = launch + chain + body
     shares = jax.nn.softmax(logs, axis=0) * (body / time_s)[None]
     return time_s, jnp.stack([launch / time_s, chain / time_s, *shares], -1)
@@ -204,19 +215,23 @@ def linear_time_s(
     )
 
 
-LINEAR_FEATURES: tuple[str, ...] = (
+LINEAR_MONOTONE: tuple[str, ...] = (
     "log2_batch",
     "log2_seq_len",
+    "log2_blocks_per_sm",
+    "waves_blocks",  # log2 of whole waves
+    "log2_steps",
+    "log2_bytes_per_l2",
+    *(f"log2_{term}_us" for term in LINEAR_TERMS[1:]),
+    "log2_level1_us",
+)
+LINEAR_FREE: tuple[str, ...] = (
     "log2_k_heads",
     "log2_v_heads",
     "log2_channels_per_head",  # of the packed input, over the values' width
-    "log2_blocks_per_sm",
-    "wave",  # log2 of whole over actual waves
-    "log2_steps",
-    "log2_bytes_per_l2",
-    *(f"log2_share_{term}" for term in LINEAR_TERMS),
-    "log2_level1_us",
 )
+LINEAR_FEATURES = LINEAR_MONOTONE + LINEAR_FREE
+"""The first group does not decrease with batch or tokens."""
 
 
 def linear_features(
@@ -236,25 +251,23 @@ def linear_features(
     Arguments as in `linear_kernel_time_s`.
     """
     shape = (batch, seq_len, k_heads, v_heads, k_dim, v_dim)
-    time_s, shares = linear_kernel_time_s(
-        kernel, coefficients, device, *shape, l2_residency=l2_residency
-    )
+    terms = _terms(kernel, coefficients, device, *shape, l2_residency)
+    time_s, _ = _combine(jnp.exp(_float(coefficients["log_pnorm"])), *terms)
     blocks, steps, moved = _work(kernel, *shape)
-    waves = blocks / device.n_sm
-    whole = jnp.log2(jnp.maximum(soft_ceil(waves), 1.0)) - jnp.log2(waves)
+    waves = jnp.log2(blocks / device.n_sm)
     out = _float(v_heads) * v_dim
     values = [
         jnp.log2(_float(batch)),
         jnp.log2(_float(seq_len)),
+        waves,
+        log2_whole_waves(waves),
+        jnp.log2(steps),
+        jnp.log2(moved / device.l2_bytes),
+        *(jnp.log2(term * 1e6) for term in terms[1:]),
+        jnp.log2(time_s * 1e6),
         jnp.log2(_float(k_heads)),
         jnp.log2(_float(v_heads)),
         jnp.log2(1.0 + 2.0 * _float(k_heads) * k_dim / out),
-        jnp.log2(waves),
-        jnp.minimum(whole, 3.0),
-        jnp.log2(steps),
-        jnp.log2(moved / device.l2_bytes),
-        *(jnp.log2(shares[..., i] + 1e-3) for i in range(len(LINEAR_TERMS))),
-        jnp.log2(time_s * 1e6),
     ]
     return jnp.stack(jnp.broadcast_arrays(*values), axis=-1)
 

@@ -7,6 +7,16 @@ never exceeds the bound, and it fades out away from the features that it was tra
 level 1 stands alone again. An ensemble is a leading axis of every parameter array; its mean is the
 correction, its spread says how much the members disagree.
 
+With `MLPSpec.n_monotone` the *time*, not the correction, does not decrease in the first features:
+
+    mlp(z) = |w| z_level1 + g(z) - z_level1,    g non-decreasing in the first n_monotone features,
+
+with z_level1 the last of them, ln t_level1. In g their weights and those of all later layers are
+absolute values, each layer mixes convex, concave and saturating units (Runje and Shankaranarayana,
+arXiv 2205.11775), and the other features enter every layer freely through an embedding. Then
+ln t = ln t_level1 + f bound tanh(mlp / bound) does not decrease either, because its slope is a
+mean of those of ln t_level1 and of ln t_level1 + mlp.
+
 This is the only module that imports Flax. Parameters are plain nested dicts of float32 arrays,
 `{"Dense_0": {"kernel": [n_members, n_in, width], "bias": [n_members, width]}, ...}`.
 """
@@ -41,6 +51,8 @@ WARM_UP_STEPS = 200
 LOSS_WIDTH = 0.02  # relative errors below this count quadratically
 LEAST_STD = 1e-3  # of a feature that hardly varies in training
 FADE_WIDTH = 0.5  # standard deviations outside the training range at which 1/e is left
+FADE_OCTAVES = 4.0  # the same above the range of a monotone feature, in its own unit, a doubling
+N_KINDS = 3  # of units in a monotone layer
 
 
 @dataclasses.dataclass(frozen=True)
@@ -51,11 +63,16 @@ class MLPSpec:
         hidden: widths of the hidden layers.
         activation: one of `ACTIVATIONS`.
         bound: greatest |correction| of ln(time).
+        n_monotone: leading features in which the time must not decrease, log2 each, the last of
+            them log2 of the level-1 time; 0 for a plain network.
+        embedding: width of the free features' embedding in a monotone network.
     """
 
     hidden: tuple[int, ...] = (48, 48)
     activation: str = "silu"
     bound: float = math.log(4.0)
+    n_monotone: int = 0
+    embedding: int = 24
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "hidden", tuple(int(width) for width in self.hidden))
@@ -66,6 +83,10 @@ class MLPSpec:
             raise ValueError(f"activation must be one of {known}; got {self.activation!r}.")
         if not 0.0 < self.bound < 10.0:
             raise ValueError(f"bound must lie between 0 and 10; got {self.bound!r}.")
+        if self.n_monotone < 0 or self.embedding < 1:
+            raise ValueError("n_monotone must not be negative, embedding at least 1.")
+        if self.n_monotone and any(width % N_KINDS for width in self.hidden):
+            raise ValueError(f"hidden widths of a monotone network must be multiples of {N_KINDS}.")
 
 
 @jax.tree_util.register_dataclass
@@ -89,6 +110,44 @@ class _Network(nn.Module):
         for width in self.spec.hidden:
             x = ACTIVATIONS[self.spec.activation](nn.Dense(width)(x))
         return nn.Dense(1, kernel_init=nn.initializers.zeros)(x)[..., 0]
+
+
+def _positive(weight: jax.Array) -> jax.Array:
+    """|w|, with slope 1 at zero, so that a weight can leave it."""
+    return jnp.where(weight >= 0, weight, -weight)
+
+
+def _mixed_units(x: jax.Array) -> jax.Array:
+    """Increasing activations: a third each convex, concave and saturating; zero at zero."""
+    convex, concave, saturating = jnp.split(x, N_KINDS, axis=-1)
+    ln2 = math.log(2.0)
+    parts = (nn.softplus(convex) - ln2, ln2 - nn.softplus(-concave), jnp.tanh(saturating))
+    return jnp.concatenate(parts, axis=-1)
+
+
+class _MonotoneNetwork(nn.Module):
+    """[..., n_in] -> [...]: |w| s z_y + g(z) - s z_y, s z_y the level-1 log time; zero at start."""
+
+    spec: MLPSpec
+
+    @nn.compact
+    def __call__(self, x: jax.Array, level1_scale: jax.Array) -> jax.Array:
+        spec = self.spec
+        monotone, free = x[..., : spec.n_monotone], x[..., spec.n_monotone :]
+        for _ in range(2):
+            free = nn.silu(nn.Dense(spec.embedding)(free))
+        scaled = nn.initializers.variance_scaling(1.0, "fan_in", "normal")
+        hidden = monotone
+        for layer, width in enumerate(spec.hidden):
+            kernel = self.param(f"monotone_{layer}", scaled, (hidden.shape[-1], width))
+            offset = nn.Dense(width, bias_init=nn.initializers.normal(0.5))(free)
+            hidden = _mixed_units(hidden @ _positive(kernel) + offset)
+        zero = nn.initializers.zeros
+        last = self.param("monotone_out", zero, (hidden.shape[-1],))
+        slope = self.param("level1_slope", nn.initializers.ones, ())
+        offset = nn.Dense(1, kernel_init=zero)(free)[..., 0]
+        level1 = level1_scale * monotone[..., -1]
+        return hidden @ _positive(last) + offset + (_positive(slope) - 1.0) * level1
 
 
 def fit_normalizer(features: np.ndarray) -> Normalizer:
@@ -117,9 +176,11 @@ def normalise(normalizer: Normalizer, features: jax.Array) -> jax.Array:
     return (features - mean) / std
 
 
-def familiarity(normalizer: Normalizer, features: jax.Array) -> jax.Array:
-    """exp(-sum (distance outside the training range / (std w))^2), [...]; w = `FADE_WIDTH`.
+def familiarity(normalizer: Normalizer, features: jax.Array, n_monotone: int = 0) -> jax.Array:
+    """exp(-sum (distance outside the training range / width)^2), [...].
 
+    The width is `FADE_WIDTH` standard deviations. Of the first `n_monotone` features only sizes
+    above the range count, over `FADE_OCTAVES`: slow enough to keep the time increasing.
     Hard limits: 1 inside the range of every feature, 0 far outside. Continuous first derivative.
     """
     features = 1.0 * jnp.asarray(features)
@@ -127,18 +188,44 @@ def familiarity(normalizer: Normalizer, features: jax.Array) -> jax.Array:
     low, high, std = (
         jnp.reshape(x, shape) for x in (normalizer.low, normalizer.high, normalizer.std)
     )
-    outside = jnp.maximum(features - high, 0.0) + jnp.maximum(low - features, 0.0)
-    return jnp.exp(-jnp.sum(jnp.square(jnp.minimum(outside / std / FADE_WIDTH, 1e3)), axis=-1))
+    is_monotone = np.arange(features.shape[-1]) < n_monotone
+    width = jnp.where(is_monotone, FADE_OCTAVES, std * FADE_WIDTH)
+    below = jnp.where(is_monotone, 0.0, jnp.maximum(low - features, 0.0))
+    outside = (jnp.maximum(features - high, 0.0) + below) / width
+    if n_monotone:  # sizes go together, so the farthest counts, not their sum
+        far = jnp.max(jnp.where(is_monotone, outside, 0.0), axis=-1, keepdims=True)
+        outside = jnp.concatenate([far, outside[..., n_monotone:]], axis=-1)
+    return jnp.exp(-jnp.sum(jnp.square(jnp.minimum(outside, 1e3)), axis=-1))
 
 
 def init_mlp(key: jax.Array, spec: MLPSpec, n_in: int) -> Params:
     """Parameters of one network, without an ensemble axis; `apply_mlp` of them is zero."""
+    if spec.n_monotone:
+        return _MonotoneNetwork(spec).init(key, jnp.zeros((1, n_in)), 1.0)["params"]
     return _Network(spec).init(key, jnp.zeros((1, n_in)))["params"]
 
 
-def apply_mlp(params: Params, spec: MLPSpec, x: jax.Array) -> jax.Array:
-    """bound tanh(mlp(x) / bound) of one network: [..., n_in] -> [...], within +-bound."""
-    return bounded(_Network(spec).apply({"params": params}, x), spec.bound)
+def apply_mlp(
+    params: Params, spec: MLPSpec, x: jax.Array, level1_scale: jax.Array | float = 1.0
+) -> jax.Array:
+    """bound tanh(mlp(x) / bound) of one network: [..., n_in] -> [...], within +-bound.
+
+    Args:
+        params: without an ensemble axis.
+        spec: of the network.
+        x: standardised features.
+        level1_scale: of a monotone network: ln(time) per unit of the last monotone feature.
+    """
+    if spec.n_monotone:
+        out = _MonotoneNetwork(spec).apply({"params": params}, x, level1_scale)
+    else:
+        out = _Network(spec).apply({"params": params}, x)
+    return bounded(out, spec.bound)
+
+
+def level1_scale(spec: MLPSpec, normalizer: Normalizer) -> jax.Array:
+    """ln(time) per unit of the standardised last monotone feature, which is log2 of a time."""
+    return normalizer.std[max(spec.n_monotone - 1, 0)] * math.log(2.0)
 
 
 def init_ensemble(spec: MLPSpec, n_in: int, seeds: Sequence[int]) -> Params:
@@ -162,8 +249,9 @@ def correction(
         mean [...] within +-bound, and the standard deviation over the members [...].
     """
     z = normalise(normalizer, features)
-    members = jax.vmap(apply_mlp, in_axes=(0, None, None))(params, spec, z)
-    fade = familiarity(normalizer, features)
+    scale = level1_scale(spec, normalizer)
+    members = jax.vmap(apply_mlp, in_axes=(0, None, None, None))(params, spec, z, scale)
+    fade = familiarity(normalizer, features, spec.n_monotone)
     mean = jnp.mean(members, axis=0)
     variance = jnp.mean(jnp.square(members - mean[None]), axis=0)
     spread = jnp.where(variance > 0, jnp.sqrt(jnp.where(variance > 0, variance, 1.0)), 0.0)
@@ -213,6 +301,7 @@ def fit_ensemble(
     learning_rate: float = 5e-3,
     weight_decay: float = 1e-3,
     weights: np.ndarray | None = None,
+    scale: float = 1.0,
     seeds: Sequence[int] = (0, 1, 2),
     progress: Progress | None = None,
 ) -> Params:
@@ -232,6 +321,7 @@ def fit_ensemble(
         learning_rate: the greatest.
         weight_decay: of AdamW.
         weights: [n_rows] non-negative, or None for equal ones.
+        scale: `level1_scale` of a monotone network.
         seeds: one a member.
         progress: called after every `STEPS_PER_CALL` steps.
 
@@ -246,7 +336,7 @@ def fit_ensemble(
     optimiser = _optimiser(calls * STEPS_PER_CALL, learning_rate, weight_decay)
     params = init_ensemble(spec, rows[0].shape[1], seeds)
     state = jax.vmap(optimiser.init)(params)
-    run = _training_run(spec, optimiser, rows, min(batch, len(rows[0])))
+    run = _training_run(spec, optimiser, rows, min(batch, len(rows[0])), scale)
     for call in range(calls):
         keys = jax.vmap(lambda s, call=call: jax.random.fold_in(jax.random.key(s), call))(
             jnp.asarray(seeds, jnp.uint32) + jnp.uint32(1)
@@ -257,12 +347,12 @@ def fit_ensemble(
     return jax.tree.map(lambda leaf: np.asarray(leaf, np.float32), params)
 
 
-def _training_run(spec: MLPSpec, optimiser, rows: tuple[jax.Array, ...], batch: int):
+def _training_run(spec: MLPSpec, optimiser, rows: tuple[jax.Array, ...], batch: int, scale: float):
     """(params, state, keys [n_members]) -> (params, state) after `STEPS_PER_CALL` steps."""
     features, residual, weights = rows
 
     def loss(params: Params, index: jax.Array) -> jax.Array:
-        error = apply_mlp(params, spec, features[index]) - residual[index]
+        error = apply_mlp(params, spec, features[index], scale) - residual[index]
         return jnp.mean(weights[index] * jnp.sqrt(jnp.square(error) + LOSS_WIDTH**2))
 
     def step(carry: tuple[Params, Any], key: jax.Array):

@@ -32,6 +32,7 @@ import numpy as np
 
 from hymell_jax.gemm import peak_rate
 from hymell_jax.robust_fit import fit_coefficients
+from hymell_jax.smooth import log2_whole_waves
 from hymell_jax.types import Device
 
 MOE_TERMS = ("launch", "rows", "memory", "compute", "chain")
@@ -205,6 +206,26 @@ def moe_time_s(
     Returns:
         time_s [...] and shares [..., 5] in the order of `MOE_TERMS`, sum one.
     """
+    sizes = (tokens, d_model, d_expert, n_experts, top_k, tensor_parallel, expert_parallel)
+    terms = _terms(coefficients, device, *sizes, exponent, weight_bytes, n_matrices)
+    return _combine(jnp.exp(_float(coefficients["log_pnorm"])), *terms)
+
+
+def _terms(
+    coefficients,
+    device,
+    tokens,
+    d_model,
+    d_expert,
+    n_experts,
+    top_k,
+    tensor_parallel,
+    expert_parallel,
+    exponent,
+    weight_bytes,
+    n_matrices,
+) -> list[jax.Array]:
+    """Seconds of each of `MOE_TERMS`, none of which decreases with tokens."""
     c = {name: _float(coefficients[name]) for name in DEFAULT_COEFFICIENTS}
     load = expert_load(tokens, n_experts, top_k, expert_parallel, exponent)
     width = jnp.maximum(_float(d_expert) / tensor_parallel, 1.0)
@@ -232,12 +253,11 @@ def moe_time_s(
     compute = flops / peak_rate(device, weight_bytes) * (1.0 + jnp.exp(c["log_compute_excess"]))
     compute = compute * slow
     chain = (d_model + width) * jnp.exp(c["log_chain_s"])
-    return _combine(jnp.exp(c["log_pnorm"]), launch, rows, (memory, compute, chain))
+    return jnp.broadcast_arrays(launch, rows, memory, compute, chain)
 
 
-def _combine(power, launch, rows, work) -> tuple[jax.Array, jax.Array]:
+def _combine(power, launch, rows, *work) -> tuple[jax.Array, jax.Array]:
     """Seconds [...] and shares [..., 5]: launch + rows + p-norm of the rest, p = 1 + power."""
-    launch, rows, *work = jnp.broadcast_arrays(launch, rows, *work)
     logs = (1.0 + power) * jnp.log(jnp.stack(work))
     body = jnp.exp(jax.nn.logsumexp(logs, axis=0) / (1.0 + power))
     time_s = launch + rows + body
@@ -246,8 +266,21 @@ def _combine(power, launch, rows, work) -> tuple[jax.Array, jax.Array]:
     return time_s, jnp.stack(shares, -1)
 
 
-MOE_FEATURES: tuple[str, ...] = (
+MOE_MONOTONE: tuple[str, ...] = (
     "log2_tokens",
+    "log2_rows",  # on this GPU
+    "log2_touched",
+    "log2_touched_share",  # of the local experts
+    "log2_rows_per_touched",
+    "log2_padded",  # rows with every touched expert padded to a tile
+    "log2_tiles_per_sm",
+    "waves_tiles",  # log2 of whole waves
+    "log2_weight_bytes_per_l2",
+    "log2_row_bytes_per_l2",
+    *(f"log2_{term}_us" for term in MOE_TERMS[1:]),
+    "log2_level1_us",
+)
+MOE_FREE: tuple[str, ...] = (
     "log2_top_k",
     "log2_d_model",
     "log2_width",  # of an expert on this GPU
@@ -255,21 +288,11 @@ MOE_FEATURES: tuple[str, ...] = (
     "expert_parallel",  # 1 where the experts are shared out
     "skewed",  # 0 even loads, 1 a power law
     "exponent",
-    "log2_imbalance",
-    "log2_rows",  # on this GPU
-    "log2_touched",
-    "log2_rows_per_touched",
-    "log2_touched_share",  # of the local experts
-    "log2_local_share",  # of the routed rows
-    "log2_padding",  # padded rows over rows
-    "log2_tiles_per_sm",
-    "log2_weight_bytes_per_l2",
-    "log2_row_bytes_per_l2",
     "misaligned_16",
     "misaligned_128",
-    *(f"log2_share_{term}" for term in MOE_TERMS),
-    "log2_level1_us",
 )
+MOE_FEATURES = MOE_MONOTONE + MOE_FREE
+"""The first group does not decrease with tokens."""
 
 
 def moe_features(
@@ -291,18 +314,28 @@ def moe_features(
     Arguments as in `moe_time_s`. Sizes of one GPU rather than of the whole model, so that shapes
     that look alike to the GPU look alike to the network.
     """
-    time_s, shares = moe_time_s(
-        coefficients, device, tokens, d_model, d_expert, n_experts, top_k, tensor_parallel,
-        expert_parallel, exponent, weight_bytes, n_matrices,
-    )  # fmt: skip
+    sizes = (tokens, d_model, d_expert, n_experts, top_k, tensor_parallel, expert_parallel)
+    terms = _terms(coefficients, device, *sizes, exponent, weight_bytes, n_matrices)
+    time_s, _ = _combine(jnp.exp(_float(coefficients["log_pnorm"])), *terms)
     load = expert_load(tokens, n_experts, top_k, expert_parallel, exponent)
     width = jnp.maximum(_float(d_expert) / tensor_parallel, 1.0)
     d_model, routed = _float(d_model), _float(tokens) * top_k
-    tiles = load.padded / 64.0 * (d_model + (n_matrices - 1.0) * width) / 128.0
+    tiles = load.padded / 64.0 * (d_model + (n_matrices - 1.0) * width) / 128.0 / device.n_sm
     weights = load.touched * n_matrices * d_model * width * weight_bytes
     row_bytes = routed * (2.0 * d_model + (n_matrices + 1.0) * width) * ACTIVATION_BYTES
     values = [
         jnp.log2(_float(tokens)),
+        jnp.log2(load.rows),
+        jnp.log2(load.touched),
+        jnp.log2(load.touched / load.local_experts),
+        jnp.log2(load.rows / load.touched),
+        jnp.log2(load.padded),
+        jnp.log2(tiles),
+        log2_whole_waves(jnp.log2(tiles)),
+        jnp.log2(weights / device.l2_bytes),
+        jnp.log2(row_bytes / device.l2_bytes),
+        *(jnp.log2(term * 1e6) for term in terms[1:]),
+        jnp.log2(time_s * 1e6),
         jnp.log2(_float(top_k)),
         jnp.log2(d_model),
         jnp.log2(width),
@@ -310,20 +343,8 @@ def moe_features(
         jnp.clip(_float(expert_parallel) - 1.0, 0.0, 1.0),
         jnp.clip(_float(exponent), 0.0, 1.0),
         _float(exponent),
-        jnp.log2(load.imbalance),
-        jnp.log2(load.rows),
-        jnp.log2(load.touched),
-        jnp.log2(load.rows / load.touched),
-        jnp.log2(load.touched / load.local_experts),
-        jnp.log2(load.rows / routed),
-        jnp.log2(load.padded / load.rows),
-        jnp.log2(tiles / device.n_sm),
-        jnp.log2(weights / device.l2_bytes),
-        jnp.log2(row_bytes / device.l2_bytes),
         misalignment(width),
         misalignment(width / 8.0),
-        *(jnp.log2(shares[..., i] + 1e-3) for i in range(len(MOE_TERMS))),
-        jnp.log2(time_s * 1e6),
     ]
     return jnp.stack(jnp.broadcast_arrays(*values), axis=-1)
 

@@ -10,6 +10,7 @@ import functools
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 
 
 def safe_log(x: jax.Array) -> jax.Array:
@@ -74,6 +75,32 @@ def partial_ceil(x: jax.Array, quantisation: jax.Array) -> jax.Array:
     Hard limits: q = 1 is ceil(x), q = 0 is x but at least one.
     """
     return quantisation * jnp.ceil(x) + (1.0 - quantisation) * jnp.maximum(x, 1.0)
+
+
+LARGEST_WAVE = 64.0  # beyond this many waves whole waves no longer matter
+WAVE_SHARPNESS = 0.8  # r of `soft_ceil`; 1 would be the hard ceiling
+
+
+def soft_ceil(x: jax.Array, sharpness: float = WAVE_SHARPNESS) -> jax.Array:
+    """A smooth, increasing staircase; its hard limit (sharpness r -> 1) is ceil(x - 1/8).
+
+    u + 1/2 + atan(r sin(2 pi u) / (1 - r cos(2 pi u))) / pi with u = x - 1/8, the Fourier series of
+    ceil damped by r^k. The slope is the Poisson kernel, between (1-r)/(1+r) and (1+r)/(1-r).
+    """
+    u = x - 0.125
+    angle = 2.0 * jnp.pi * (u - jax.lax.stop_gradient(jnp.floor(u)))
+    saw = jnp.arctan2(sharpness * jnp.sin(angle), 1.0 - sharpness * jnp.cos(angle))
+    return u + 0.5 + saw / jnp.pi
+
+
+def log2_whole_waves(log2_waves: jax.Array) -> jax.Array:
+    """log2 of the waves that thread blocks take, at least 0; a smooth increasing staircase.
+
+    Hard limit: log2 max(ceil(waves - 1/8), 1), and log2 waves beyond `LARGEST_WAVE`.
+    """
+    most = np.log2(LARGEST_WAVE)
+    waves = jnp.exp2(jnp.minimum(log2_waves, most))
+    return jnp.log2(jnp.maximum(soft_ceil(waves), 1.0)) + jnp.maximum(log2_waves - most, 0.0)
 
 
 def bounded(x: jax.Array, bound: float) -> jax.Array:

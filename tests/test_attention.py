@@ -19,7 +19,8 @@ from hymell_jax.attention import (
     log_attention_flops,
     log_kv_bytes,
 )
-from hymell_jax.attention_features import ATTENTION_FEATURES, attention_features, soft_ceil
+from hymell_jax.attention_features import ATTENTION_FEATURES, attention_features
+from hymell_jax.smooth import soft_ceil
 from hymell_jax.types import device
 
 H100 = device(
