@@ -7,15 +7,16 @@ soft gates whose hard limit is the published piecewise form.
 Refined: what a library does on the device. It picks the cheapest of a catalogue of kernels, each a
 thread-block tile and a split of the k loop; a kernel costs
 
-    t_kernel = (t_compute^8 + t_cache^8 + t_latency^8 + t_memory^8)^(1/8) + t_split
+    t_kernel = (t_compute^8 + t_cache^8 + t_latency^8 + t_memory^8 + t_power^8)^(1/8) + t_split
     t        = t_launch + softmin over the kernels of t_kernel + t_convert
 
     compute   waves of tiles over the SMs x (FLOPs of a tile / (peak / SMs) x cost + prologue),
-              slowed when a long kernel lowers the clock
+              slowed when a long kernel lowers the clock, and where m is large
     cache     bytes that tiles read through L2, shared by the SMs
     latency   one thread block alone walks its share of k
     memory    operands and result over the DRAM bandwidth, less what stays in L2; weights lose
               bandwidth while their tiles fill the SMs unevenly
+    power     joules of the FLOPs and of the DRAM bytes together, over the board's limit
     split     partial sums of a split k loop, written and added up
     convert   fp8 only: a kernel of its own writes the activations in fp8 first
 
@@ -71,6 +72,7 @@ KERNELS = tuple(
 
 OVERLAP = 8  # p-norm of what overlaps inside a kernel
 CHOICE = 128  # sharpness of the soft minimum over kernels
+ROW_STEP = 32.0  # steepness in ln(m) of the slowdown of many rows
 
 _ROWS, _COLS, _SPLIT = (np.array(column, np.float32) for column in zip(*KERNELS, strict=True))
 
@@ -95,6 +97,11 @@ SCALAR_COEFFICIENTS = (
     "log_throttle_s",  # duration at which half of it has come
     "log_long_throttle",  # the same again for milliseconds, where the power limit acts
     "log_long_throttle_s",
+    "log_row_slowdown",  # added where m is large, relative to FLOPs over peak
+    "log_rows",  # of m, from which on
+    "log_row_weights",  # elements of weights beyond which it grows no more
+    "log_power_flops",  # power-limited seconds of the FLOPs, relative to FLOPs over peak
+    "log_power_bytes",  # and of DRAM traffic, relative to its own seconds
     "log_working_set",  # bytes that compete for L2, relative to the operands
     "residency_sharpness",  # logit: exponent between one and eight
     "log_activation_reuse",  # L2 speed-up of each operand, minus one
@@ -128,6 +135,11 @@ def default_coefficients() -> Coefficients:
         "log_throttle_s": np.log(1e-4),
         "log_long_throttle": -3.0,
         "log_long_throttle_s": np.log(3e-3),
+        "log_row_slowdown": -3.0,
+        "log_rows": 8.0,
+        "log_row_weights": 20.5,
+        "log_power_flops": -0.5,
+        "log_power_bytes": -1.0,
         "log_working_set": 1.0,
         "residency_sharpness": -1.0,
         "log_activation_reuse": -1.0,
@@ -160,6 +172,16 @@ def _residency(reuse: jax.Array, filled: jax.Array) -> jax.Array:
     return (1.0 + filled) / (1.0 + reuse + filled)
 
 
+def _many_rows(
+    c: Coefficients, m: jax.Array, n: jax.Array, k: jax.Array, peak_s: jax.Array
+) -> jax.Array:
+    """Seconds lost to many rows. Observed on B200: from some 2,700 on, but for huge weights, the
+    library's kernels reach a fifth less. peak_s / (1 + weights / edge) rises with n and k."""
+    many = jax.nn.sigmoid(ROW_STEP * (jnp.log(m) - c["log_rows"]))
+    small = jax.nn.sigmoid(c["log_row_weights"] - jnp.log(n * k))
+    return jnp.exp(c["log_row_slowdown"]) * peak_s * many * small
+
+
 def _kernel_terms(
     c: Coefficients,
     device: Device,
@@ -174,6 +196,7 @@ def _kernel_terms(
     """Seconds of each term of each kernel, arrays [n_kernels]."""
 
     peak = peak_rate(device, jnp.maximum(weight_bytes, activation_bytes))
+    peak_s = groups * floating_operations(m, n, k) / peak
     bandwidth, n_sm = device.memory_bytes_per_s, device.n_sm
     grid_rows = partial_ceil(m / _ROWS, jax.nn.sigmoid(c["row_quantisation"]))
     grid_cols = jnp.ceil(n / _COLS)
@@ -187,6 +210,7 @@ def _kernel_terms(
     for name in ("log_throttle", "log_long_throttle"):
         slow = jnp.exp(c[name]) * compute / (compute + jnp.exp(c[f"{name}_s"]))
         compute = compute * (1.0 + slow)
+    compute = compute + _many_rows(c, m, n, k, peak_s)
 
     loaded = (_ROWS * activation_bytes + _COLS * weight_bytes) * depth
     cache = waves * loaded / (bandwidth / n_sm) * jnp.exp(c["log_cache_cost"])
@@ -219,6 +243,8 @@ def _kernel_terms(
         "cache": cache,
         "latency": latency,
         "memory": memory,
+        "power_flops": peak_s * jnp.exp(c["log_power_flops"]),
+        "power_bytes": memory * jnp.exp(c["log_power_bytes"]),
         "split": split,
     }
 
@@ -249,18 +275,19 @@ def gemm_time(
         sharpness: of the soft minimum over choices.
 
     Returns:
-        (time_s [], shares [n_bounds]); shares are non-negative and sum to one.
+        (time_s [], shares [n_bounds]); shares are non-negative and sum to one. What the power
+        limit costs counts as compute and as memory, as its joules do.
     """
     c = coefficients
     terms = _kernel_terms(
         c, device, m, n, k, weight_bytes, activation_bytes, groups, streaming_weights
     )
     work = [terms[name] for name in ("compute", "cache", "latency", "memory")]
-    body = smooth_maximum(*work, sharpness=OVERLAP)
+    power = terms["power_flops"] + terms["power_bytes"]
+    body = smooth_maximum(*work, power, sharpness=OVERLAP)
     total = body + terms["split"]
-    compute = groups * floating_operations(m, n, k) / peak_rate(
-        device, jnp.maximum(weight_bytes, activation_bytes)
-    )
+    peak = peak_rate(device, jnp.maximum(weight_bytes, activation_bytes))
+    compute = groups * floating_operations(m, n, k) / peak
     streamed = streaming_weights * groups * n * k * weight_bytes / device.memory_bytes_per_s
     best = jnp.maximum(smooth_minimum(total, sharpness), jnp.maximum(compute, streamed))
     launch = jnp.exp(c["log_launch_s"])
@@ -273,7 +300,10 @@ def gemm_time(
     chosen = power_of_two(jnp.min(total) / total, sharpness)
     chosen = chosen / jnp.sum(chosen) * best / (total * time_s)
     shares = [jnp.sum(chosen * body * power_of_two(term / body, OVERLAP)) for term in work]
-    shares[-1] = shares[-1] + convert / time_s
+    limited = chosen * body * power_of_two(power / body, OVERLAP)
+    flops_share = terms["power_flops"] / jnp.maximum(power, 1e-30)
+    shares[0] = shares[0] + jnp.sum(limited * flops_share)
+    shares[-1] = shares[-1] + jnp.sum(limited * (1.0 - flops_share)) + convert / time_s
     split = jnp.sum(chosen * terms["split"])
     return time_s, jnp.stack([launch / time_s, *shares, split])
 

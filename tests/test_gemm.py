@@ -79,11 +79,14 @@ def test_time_is_at_least_the_roofline_when_weights_stream():
     np.testing.assert_allclose(shares.sum(-1), 1.0, atol=1e-4)
 
 
+@pytest.mark.parametrize("strong", [0.0, 2.0], ids=["default", "slowed"])
 @pytest.mark.parametrize("axis", [0, 1, 2])
 @pytest.mark.parametrize("factor", [1.003, 1.1, 2.0])
-def test_time_is_non_decreasing_in_every_size(axis, factor):
+def test_time_is_non_decreasing_in_every_size(axis, factor, strong):
+    terms = ("log_row_slowdown", "log_power_flops", "log_power_bytes")
+    c = START | {name: np.float32(strong) for name in terms if strong}
     sizes = [jnp.asarray(a, jnp.float32) for a in _shapes(3000, seed=axis)]
-    run = jax.jit(jax.vmap(lambda m, n, k: gemm.gemm_time(START, H100, m, n, k)[0]))
+    run = jax.jit(jax.vmap(lambda m, n, k: gemm.gemm_time(c, H100, m, n, k)[0]))
     before = run(*sizes)
     sizes[axis] = sizes[axis] * factor
     assert (run(*sizes) >= before * (1 - 2e-6)).all()
@@ -107,3 +110,33 @@ def test_groups_cost_at_least_as_much_as_one_product_and_at_most_their_sum():
     one = float(gemm.gemm_time(START, H100, 64.0, 2048.0, 4096.0)[0])
     eight = float(gemm.gemm_time(START, H100, 64.0, 2048.0, 4096.0, groups=8.0)[0])
     assert one < eight <= 8 * one
+
+
+def _slowed(m, n, k, **coefficients):
+    """Seconds with these coefficients over seconds with both slowdowns off."""
+    off = {
+        f"log_{name}": np.float32(-30) for name in ("row_slowdown", "power_flops", "power_bytes")
+    }
+    on = {f"log_{name}": np.float32(value) for name, value in coefficients.items()}
+    times = [gemm.gemm_time(START | off | more, H100, m, n, k)[0] for more in (on, {})]
+    return float(times[0] / times[1])
+
+
+def test_many_rows_are_slowed_where_weights_are_not_huge():
+    edges = dict(row_slowdown=-1.0, rows=np.log(3000.0), row_weights=np.log(1e9))
+    assert _slowed(2048.0, 8192.0, 8192.0, **edges) == pytest.approx(1.0, abs=1e-4)
+    assert 1.1 < _slowed(4096.0, 8192.0, 8192.0, **edges) < 1.4
+    assert 1.0 <= _slowed(4096.0, 300e3, 300e3, **edges) < 1.01
+
+
+def test_the_power_limit_adds_up_the_joules_of_flops_and_bytes():
+    shape = m, n, k = 4096.0, 8192.0, 8192.0
+    by_flops = START | {"log_power_flops": np.float32(3), "log_power_bytes": np.float32(-30)}
+    time_s, shares = gemm.gemm_time(by_flops, H100, *shape)
+    limited = float(time_s - np.exp(START["log_launch_s"])) / (2 * m * n * k / 989.4e12 * np.exp(3))
+    blunt = len(gemm.KERNELS) ** (-1 / gemm.CHOICE)  # the soft minimum of equal terms
+    assert blunt * 0.999 < limited < 1.001
+    assert shares[gemm.BOUNDS.index("compute")] > 0.99
+    by_bytes = START | {"log_power_flops": np.float32(-30), "log_power_bytes": np.float32(5)}
+    assert gemm.gemm_time(by_bytes, H100, *shape)[1][gemm.BOUNDS.index("memory")] > 0.99
+    assert _slowed(*shape, power_flops=0.5, power_bytes=1.0) > _slowed(*shape, power_flops=0.5)
