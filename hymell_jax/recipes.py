@@ -145,12 +145,15 @@ def _fit_rowwise(operator: str, key: dict[str, str], rows: pd.DataFrame, seed: i
     """The fit of one operator, device, runtime and kernel: an entry of its file."""
     n, d, element, time_s = data.columns(rows, "rows", "cols", "element_bytes", "time_s")
     far = operator in rowwise.KERNELS  # softmax and LayerNorm are asked for far larger shapes
+    staggered = operator == "rmsnorm" and key["runtime"] == SERVING_RUNTIME  # one fused kernel
     refined = rowwise.fit_refined(
         n,
         d,
         time_s,
         devices.get_device(key["device"]).device,
         element if np.ptp(element) else float(element[0]),
+        staggered=staggered,
+        starts=16 if staggered else 8,
         steps=1000 if far else 1500,
         seed=seed,
         **(rowwise.BEYOND_RANGE if far else rowwise.WITHIN_RANGE),

@@ -18,6 +18,9 @@ multiprocessors (SMs), in waves of `slots` = SMs x rows per SM:
 
     misses   1 / (1 + (share x L2 / bytes)^s): what fits in L2 is not read from DRAM
     drain    dirty lines of what ran before, written back once the operator overflows L2
+    steps    waves after the second come in two steps, the share `half` when the SMs hold more than
+             one block less than they can: blocks are out of step by then, and one with an SM to
+             itself runs faster; from the ninth wave on steps keep the share `late` of their height
     rereads  a kernel that reads its input again (LayerNorm, long softmax) finds it in L2 only
              while the rows in flight fit there:
              t_memory x (1 + reread x sigmoid(4 ln(in flight / (share x L2))))
@@ -58,6 +61,7 @@ SOFTMAX_REREAD = 1.0  # the block softmax reads 3 times, writes once: 4 passes, 
 
 NO_SWITCH_COLS = 1e30
 NO_REREAD = 1e-6
+NOT_STAGGERED = 1e-6
 
 KERNELS: dict[str, dict[str, float]] = {
     "layernorm": {"reread": LAYERNORM_REREAD},
@@ -76,6 +80,7 @@ BEYOND_RANGE = {"prior_weight": 3e-4, "time_weight": 0.5}
 """Settings of `fit_refined` where predictions go to far larger shapes."""
 
 _WAVE_STEPS = 8
+_LATE_STEPS = 16
 _SWITCH_SHARPNESS = 16.0
 _SWITCH_WIDTH = 0.003  # of the gate between kernels, in ln(cols)
 _SWITCH_OFFSET = 0.03  # the gate is shut at switch_cols itself
@@ -90,6 +95,8 @@ _BOX: dict[str, tuple[float, float, float, float, float | None]] = {
     "log_small_grid_rows": (1.0, 1e3, 8.0, 8.0, 2.0),
     "log_first_wave": (0.3, 1.0, 0.8, 0.8, 0.7),
     "log_wave_quantisation": (0.01, 0.999, 0.6, 0.6, 1.0),
+    "log_half_wave": (1e-6, 0.5, 0.1, 0.1, 1.0),
+    "log_late_waves": (1e-6, 1.0, 0.5, 0.5, 1.0),
     "log_step_width": (3e-3, 0.5, 0.03, 0.03, 2.0),
     "log_bandwidth_efficiency": (0.05, 0.95, 0.7, 0.8, 0.1),
     "log_drain": (1e-3, 2.0, 0.3, 0.5, 0.7),
@@ -108,7 +115,11 @@ _BOX: dict[str, tuple[float, float, float, float, float | None]] = {
     "log_wide_cache_speedup": (1.0, 20.0, 3.0, 3.0, 0.5),
 }
 _GIVEN = ("log_reread", "log_switch_cols")  # facts of the kernel, not fitted
+_STAGGERED = ("log_half_wave", "log_late_waves")
 _WIDE = tuple(name for name in _BOX if name.startswith("log_wide_"))
+
+NEUTRAL = dict.fromkeys(_STAGGERED, math.log(NOT_STAGGERED))
+"""Coefficients that a checkpoint may leave out: waves in step, none of them late."""
 
 COEFFICIENTS = (*_BOX, *_GIVEN)
 """Names of the refined form, natural logs of positive numbers; seconds where they end in `_s`."""
@@ -123,25 +134,51 @@ def default_coefficients(
     """Starting point of a fit: a launch of 4 us, 70 % of the bandwidth, three times that in L2."""
     values = {name: box[2] for name, box in _BOX.items()}
     values |= {"log_reread": reread, "log_switch_cols": switch_cols}
-    return {name: math.log(value) for name, value in values.items()}
+    return {name: math.log(value) for name, value in values.items()} | NEUTRAL
 
 
 # Refined form ------------------------------------------------------------------------------------
 
 
-def soft_waves(x: jax.Array, width: jax.Array, first: jax.Array | float = 1.0) -> jax.Array:
+def _steps(log_x: jax.Array, width: jax.Array, first: float, last: float) -> jax.Array:
+    """Unit steps at first, first + 1, ... last, the one at k as wide as k `width`."""
+    at = np.log(np.arange(first, last + 0.5)).astype(np.float32)
+    at = at.reshape((1,) * log_x.ndim + (-1,))
+    return jnp.sum(jax.nn.sigmoid((log_x[..., None] - at) / width), -1)
+
+
+def soft_waves(
+    x: jax.Array,
+    width: jax.Array,
+    first: jax.Array | float = 1.0,
+    half: jax.Array | float = 0.0,
+    late: jax.Array | float = 0.0,
+) -> jax.Array:
     """Waves that x full loads of the device take, smooth and non-decreasing in x > 0.
 
     Steps at 1, 2, ... 8, the k-th as wide as k `width`: waves blur as blocks drift apart. Then
-    x + 1/2, the mean of the ceiling. The first wave counts `first` <= 1, the second 2 - first.
+    x + 1/2, the mean of the ceiling. The first wave counts `first` <= 1, the second 2 - first. Of
+    every later one the share `half` comes half a load later; the steps at 9 to 16 keep the share
+    `late` of their height.
 
-    Hard limit (width to zero, first = 1): ceil(x) up to 8, then 9 + max(x - 8.5, 0).
+    Hard limit (width to zero, first = 1, half = late = 0): ceil(x) up to 8, then
+    9 + max(x - 8.5, 0).
     """
+    x = jnp.asarray(x)
     log_x = safe_log(x)
-    step = [jax.nn.sigmoid((log_x - math.log(k)) / width) for k in range(1, _WAVE_STEPS + 1)]
-    tail = _WAVE_STEPS * width
-    beyond = tail * jax.nn.softplus((x - _WAVE_STEPS - 0.5) / tail)
-    return first + (2.0 - first) * step[0] + sum(step[1:]) + beyond
+
+    def stairs(low, high):
+        whole = _steps(log_x, width, low, high)
+        return (1.0 - half) * whole + half * _steps(log_x, width, low + 0.5, high + 0.5)
+
+    def beyond(last):
+        tail = last * width
+        return tail * jax.nn.softplus((x - last - 0.5 - 0.5 * half) / tail)
+
+    second = (2.0 - first) * jax.nn.sigmoid(log_x / width)
+    smooth = (1.0 - late) * beyond(_WAVE_STEPS)
+    rest = late * (stairs(_WAVE_STEPS + 1, _LATE_STEPS) + beyond(_LATE_STEPS))
+    return first + second + stairs(2, _WAVE_STEPS) + smooth + rest
 
 
 def _log_norm(order: jax.Array | float, *logs: jax.Array) -> jax.Array:
@@ -155,7 +192,8 @@ def _log_kernel_s(c: Coefficients, kind: str, device: Device, rows, log_cols, lo
     slots = device.n_sm * jnp.exp(c[f"log_{kind}rows_per_sm"])
     just_below = rows / (1.0 + 0.5 / rows)  # a full wave is one wave, a row more are two
     width = jnp.exp(c["log_step_width"])
-    waves = soft_waves(just_below / slots, width, jnp.exp(c["log_first_wave"]))
+    shares = (jnp.exp(c[f"log_{x}"]) for x in ("first_wave", "half_wave", "late_waves"))
+    waves = soft_waves(just_below / slots, width, *shares)
     fine = soft_waves(just_below / device.n_sm, width)
     whole = jnp.exp(c["log_wave_quantisation"])
     log_row = log_cols + log_element
@@ -241,6 +279,7 @@ def fit_refined(
     *,
     switch_cols: float = NO_SWITCH_COLS,
     reread: float = NO_REREAD,
+    staggered: bool = False,
     prior_weight: float = 3e-4,
     time_weight: float = 0.5,
     starts: int = 8,
@@ -261,6 +300,7 @@ def fit_refined(
         switch_cols: columns above which another kernel runs; for it and the next see `KERNELS`.
         reread: share of the traffic that further reads of the input add if they miss L2, above
             `switch_cols` if there are two kernels.
+        staggered: whether to fit the steps of waves that are out of step (`half`, `late`).
         prior_weight: of the prior, against the mean loss; see `WITHIN_RANGE`, `BEYOND_RANGE`.
         time_weight: rows weigh time^time_weight: launch-bound rows all say the same.
         starts, steps, learning_rate: of the optimiser.
@@ -277,6 +317,8 @@ def fit_refined(
     fitted = [n for n in _BOX if switch_cols < NO_SWITCH_COLS or n not in _WIDE]
     if reread <= NO_REREAD:
         fitted.remove("log_reread_share")
+    if not staggered:
+        fitted = [n for n in fitted if n not in _STAGGERED]
     generator = np.random.default_rng(seed)
     kept = np.arange(time_s.size)
     if kept.size > max_rows:

@@ -112,6 +112,29 @@ def test_waves_approach_the_ceiling_as_the_width_goes_to_zero():
     np.testing.assert_allclose(soft, hard, rtol=1e-4)
 
 
+def test_waves_out_of_step_come_in_two_steps_from_the_third_on():
+    """A third of each wave half a load later; staircase kept up to the sixteenth wave."""
+    x = np.array([0.9, 1.2, 1.9, 2.2, 2.6, 3.2, 3.7, 8.4, 8.6, 12.3, 12.7])
+    third = 1.0 / 3.0
+    hard = np.array([1, 2, 2, 3 - third, 3, 4 - third, 4, 9 - third, 9, 13 - third, 13])
+    soft = rowwise.soft_waves(jnp.asarray(x, jnp.float32), 1e-4, 1.0, third, 1.0)
+    np.testing.assert_allclose(soft, hard, rtol=1e-4)
+    far = rowwise.soft_waves(jnp.asarray([1000.0], jnp.float32), 1e-4, 1.0, third, 1.0)
+    np.testing.assert_allclose(far, [1000.5 - third / 2], rtol=1e-5)
+
+
+def test_a_kernel_without_staggered_waves_keeps_its_neutral_coefficients():
+    rows = np.geomspace(1, 1e4, 40)
+    time_s = seconds(OPERATORS["plain"], rows, 4096.0 + 0 * rows)
+    found = rowwise.fit_refined(rows, 4096.0 + 0 * rows, time_s, DEVICE, 4.0, starts=1, steps=50)
+    assert {name: found[name] for name in rowwise.NEUTRAL} == rowwise.NEUTRAL
+    time_s = seconds(OPERATORS["plain"] | {"log_half_wave": math.log(0.3)}, rows, 4096.0 + 0 * rows)
+    found = rowwise.fit_refined(
+        rows, 4096.0 + 0 * rows, time_s, DEVICE, 4.0, staggered=True, starts=1, steps=50
+    )
+    assert all(found[name] > rowwise.NEUTRAL[name] for name in rowwise.NEUTRAL)
+
+
 def test_a_row_more_than_a_full_wave_starts_another():
     sharp = OPERATORS["plain"] | {
         "log_rows_per_sm": math.log(2.0),
