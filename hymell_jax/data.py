@@ -23,7 +23,10 @@ TABLES: dict[str, tuple[str, ...]] = {  # table: columns that every row must hav
     "operators/rmsnorm": ("device", "runtime", "dtype", "num_tokens", "d_model", "time_s", "split"),
     "operators/softmax": ("device", "runtime", "dtype", "rows", "cols", "time_s", "split"),
     "operators/layernorm": ("device", "runtime", "dtype", "rows", "cols", "time_s", "split"),
-    "operators/collectives": ("device", "runtime", "dtype", "num_gpus", "message_bytes", "time_s"),
+    "operators/collectives": (
+        "device", "runtime", "kernel", "collective", "dtype", "num_gpus", "message_bytes", "time_s",
+        "split",
+    ),
     "blocks/attention_prefill": (
         "device", "runtime", "dtype", "kv_dtype", "batch", "seq_len", "n_heads", "n_kv_heads",
         "head_dim", "window_size", "time_s", "split",
@@ -43,6 +46,7 @@ SIZES = {
 
 SOURCES: dict[str, tuple[str, str]] = {  # runtime prefix: (source, licence)
     "vllm": ("NVIDIA aiconfigurator, ai-dynamo/aiconfigurator 095f58a5", "Apache-2.0"),
+    "nccl": ("NVIDIA aiconfigurator, ai-dynamo/aiconfigurator 095f58a5", "Apache-2.0"),
     "vidur": ("Microsoft Vidur, microsoft/vidur 7d475133", "MIT"),
     "transformers-eager": ("LLMServingSim, casys-kaist/LLMServingSim 5daddb21", "MIT"),
     "pytorch": ("NeuSight, sitar-lab/NeuSight 6945927d", "MIT"),

@@ -197,6 +197,57 @@ def _stream_coefficients(
     return chosen, origin
 
 
+SERVING_ALL_REDUCE = "vLLM_custom_graph"
+"""Of the all-reduce kernels, the one that a serving engine replays in its graphs."""
+
+COLLECTIVE_NAMES = {"alltoall": "all_to_all"}
+"""Collectives that the tables call otherwise than `collectives.ROUNDS`."""
+
+
+def fit_collectives_of(
+    folder: str | os.PathLike[str], device: str, *, seed: int = 0
+) -> tuple[dict[str, dict[str, np.float32]], dict[str, str]]:
+    """Coefficients of each collective that the tables have, and where its rows come from.
+
+    All-reduce is the serving engine's own (custom kernels for short messages, NCCL for long ones)
+    where there are rows of it, the others are NCCL's. A device without rows takes those of the
+    most alike one that has. A checkpoint holds the coefficients of "all_reduce".
+
+    Args:
+        folder: of measured tables.
+        device: exact name.
+        seed: of the fits.
+
+    Returns:
+        {collective: coefficients} and {collective: "device, runtime, kernel"}.
+
+    Raises:
+        ValueError: an unknown device, or no train rows of any collective.
+    """
+    frame = data.read_table(folder, "operators/collectives")
+    frame = frame[frame["split"] == "train"]
+    frame = frame.assign(collective=frame["collective"].replace(COLLECTIVE_NAMES))
+    frame = frame[frame["collective"].isin(collectives.ROUNDS)]
+    source = devices.nearest_measured(device, set(frame["device"].unique()))
+    frame = frame[frame["device"] == source]
+    found, origin = {}, {}
+    for name, rows in frame.groupby("collective"):
+        serving = rows["kernel"] == SERVING_ALL_REDUCE
+        rows = rows[serving] if serving.any() else rows[rows["kernel"] == "NCCL"]
+        newest = max(rows["runtime"].unique(), key=checkpoint.version_key)
+        rows = rows[rows["runtime"] == newest]
+        fitted = collectives.fit_collectives(
+            devices.get_device(source).device,
+            {size: rows[size].to_numpy(np.float64) for size in ("message_bytes", "num_gpus")},
+            rows["time_s"].to_numpy(np.float64),
+            collective=name,
+            seed=seed,
+        )
+        found[name] = {key: np.float32(value) for key, value in fitted.items()}
+        origin[name] = f"{source}, {newest}, {rows['kernel'].iloc[0]}"
+    return found, origin
+
+
 def _fit_attention(folder, device, runtime, spec, seed) -> tuple[dict[str, Any], str, int]:
     """Both phases, from rows of the device or of the most alike one; (coefficients, origin, n)."""
     found, count, origin = {}, 0, f"{device}, {runtime}"
