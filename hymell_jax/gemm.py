@@ -73,6 +73,7 @@ KERNELS = tuple(
 OVERLAP = 8  # p-norm of what overlaps inside a kernel
 CHOICE = 128  # sharpness of the soft minimum over kernels
 ROW_STEP = 32.0  # steepness in ln(m) of the slowdown of many rows
+ROW_FADE = 3.0  # and of its end in ln(n k)
 
 _ROWS, _COLS, _SPLIT = (np.array(column, np.float32) for column in zip(*KERNELS, strict=True))
 
@@ -176,9 +177,10 @@ def _many_rows(
     c: Coefficients, m: jax.Array, n: jax.Array, k: jax.Array, peak_s: jax.Array
 ) -> jax.Array:
     """Seconds lost to many rows. Observed on B200: from some 2,700 on, but for huge weights, the
-    library's kernels reach a fifth less. peak_s / (1 + weights / edge) rises with n and k."""
+    library's kernels reach a fifth less. x / (1 + x^3)^(1/3) of weights rises with n and k."""
     many = jax.nn.sigmoid(ROW_STEP * (jnp.log(m) - c["log_rows"]))
-    small = jax.nn.sigmoid(c["log_row_weights"] - jnp.log(n * k))
+    huge = ROW_FADE * (jnp.log(n * k) - c["log_row_weights"])
+    small = jnp.exp(-jax.nn.softplus(huge) / ROW_FADE)
     return jnp.exp(c["log_row_slowdown"]) * peak_s * many * small
 
 
