@@ -18,12 +18,17 @@ if TYPE_CHECKING:
     from hymell_jax.hf import HFModel, architecture_from_hf, read_hf
     from hymell_jax.model import CostModel, Prediction, predict, predict_batch, stack
     from hymell_jax.models import model_names, preset, resolve_model
+    from hymell_jax.optimise import search
     from hymell_jax.parameters import (
         active_parameters,
         exact_parameters,
         kv_cache_bytes,
         total_parameters,
     )
+    from hymell_jax.pareto import front
+    from hymell_jax.sensitivity import elasticities, explain
+    from hymell_jax.sharded import predict_sharded
+    from hymell_jax.space import make_space
     from hymell_jax.summary import summarise
     from hymell_jax.types import Architecture, Device, Workload, architecture, device, workload
 
@@ -41,17 +46,23 @@ __all__ = [
     "available_checkpoints",
     "device",
     "device_names",
+    "elasticities",
     "exact_parameters",
+    "explain",
+    "front",
     "get_device",
     "kv_cache_bytes",
     "load",
     "load_file",
+    "make_space",
     "model_names",
     "predict",
     "predict_batch",
+    "predict_sharded",
     "preset",
     "read_hf",
     "resolve_model",
+    "search",
     "stack",
     "summarise",
     "total_parameters",
@@ -64,12 +75,17 @@ _ROOMS = {
     "hf": ("HFModel", "architecture_from_hf", "read_hf"),
     "model": ("CostModel", "Prediction", "predict", "predict_batch", "stack"),
     "models": ("model_names", "preset", "resolve_model"),
+    "optimise": ("search",),
     "parameters": (
         "active_parameters",
         "exact_parameters",
         "kv_cache_bytes",
         "total_parameters",
     ),
+    "pareto": ("front",),
+    "sensitivity": ("elasticities", "explain"),
+    "sharded": ("predict_sharded",),
+    "space": ("make_space",),
     "summary": ("summarise",),
     "types": ("Architecture", "Device", "Workload", "architecture", "device", "workload"),
 }

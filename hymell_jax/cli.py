@@ -13,7 +13,7 @@ from typing import Any
 
 import click
 
-from hymell_jax import cli_search
+from hymell_jax import cli_search, compile_cache
 from hymell_jax.version import __version__
 
 LEVELS = ["1", "2", "3", "best"]
@@ -37,6 +37,7 @@ class _Group(click.Group):
     """Turns the package's ValueErrors into one sentence and exit status 2."""
 
     def invoke(self, ctx: click.Context) -> Any:
+        compile_cache.configure()
         try:
             return super().invoke(ctx)
         except ValueError as error:

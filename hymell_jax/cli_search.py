@@ -145,7 +145,7 @@ def search(
 
         content = front(model_or_space, device, against=pareto, points=points, **question)
     else:
-        from hymell_jax.search import search as run
+        from hymell_jax.optimise import search as run
 
         content = run(model_or_space, device, **question)
     if as_json:
@@ -204,4 +204,86 @@ def _show_front(c: dict[str, Any]) -> None:
     _table(title, [*shown, *names], rows, left=0)
 
 
-COMMANDS = (search,)
+@click.command()
+@click.argument("spec")
+@click.option("--out", required=True, help="Parquet file; a killed sweep goes on where it stopped.")
+@click.option("--coordinator", help="host:port of process 0, to share the work between processes.")
+@click.option("--processes", default=1, show_default=True, help="With --coordinator: how many.")
+@click.option("--process", default=0, show_default=True, help="Which of them this is, from 0.")
+@click.option("--json", "as_json", is_flag=True)
+def sweep(spec, out, coordinator, processes, process, as_json) -> None:
+    """Every row of the design in SPEC, a JSON file, into a Parquet file with its Pareto front."""
+    from hymell_jax.cli import _progress
+    from hymell_jax.sweep import run_sweep
+
+    if (coordinator is None) != (processes == 1):
+        raise ValueError("--coordinator and --processes go together.")
+    joined = (coordinator, processes, process) if coordinator else None
+    with _progress() as report:
+        content = run_sweep(spec, out, report, joined)
+    if as_json:
+        _print_json(content)
+        return
+    click.echo(
+        f"{content['rows']} rows in {content['out']}, {content['computed']} computed now in "
+        f"{content['time_s']:.1f} s: first part {content['first_part_s']:.1f} s with compiling, "
+        f"then {content['rows_per_s']:.0f} rows/s"
+    )
+
+
+@click.command()
+@click.argument("model")
+@_shared
+@click.option("--target", metavar="QUANTITY=VALUE", help="What single change reaches it?")
+def explain(model, device, runtime, dtype, workload, as_json, target) -> None:
+    """What the cost of MODEL hangs on: elasticities, parts, and what would reach a target."""
+    goal = _numbers([target] if target else [], "--target")
+    if len(goal) > 1:
+        raise ValueError("--target takes one quantity.")
+    from hymell_jax import checkpoint, models, sensitivity, types
+
+    hf = models.resolve_model(model)
+    chosen = dtype or hf.dtype
+    work = types.workload(**({"dtype": chosen} | workload_options(workload)))
+    fitted = checkpoint.load(device, runtime, chosen)
+    name, limit = next(iter(goal.items()), (None, None))
+    content = sensitivity.explain(fitted, hf, work, name, limit)
+    if as_json:
+        _print_json(content)
+    else:
+        _show_explanation(content)
+
+
+def _show_explanation(c: dict[str, Any]) -> None:
+    from hymell_jax.cli import _joules, _seconds, _table
+
+    names = list(next(iter(c["elasticities"].values())))
+    rows = [
+        [field, *(f"{slopes[name]:+.3f}" for name in names)]
+        for field, slopes in c["elasticities"].items()
+        if max(map(abs, slopes.values())) >= 5e-4
+    ]
+    _table(f"{c['model']} on {c['device']}: percent per percent of", ["", *names], rows)
+    for phase in ("prefill", "decode"):
+        rows = [
+            [name, _seconds(p["time_s"]), _joules(p["energy_j"]), f"{100 * p['share']:.1f} %",
+             max(p["regimes"], key=p["regimes"].get), p["bound"]]
+            for name, p in c["parts"][phase].items() if p["share"] >= 0.002
+        ]  # fmt: skip
+        click.echo()
+        _table(f"{phase} by part", ["", "time", "energy", "share", "regime", "bound"], rows)
+    if "target" in c:
+        goal = c["target"]
+        rows = [
+            [change["field"], change["kind"], _number(change["from"]), _number(change["to"]),
+             f"{100 * change['change']:+.1f} %", f"{change['loss_increase']:+.4f}",
+             f"{change['quantities'][goal['quantity']]:.4g}"]
+            for change in goal["changes"]
+        ]  # fmt: skip
+        click.echo()
+        heads = ["field", "of", "from", "to", "change", "loss", goal["quantity"]]
+        title = f"single changes to {goal['quantity']} {goal['limit']:g}, cheapest first"
+        _table(title if rows else f"No {title[:-16]}", heads, rows, left=2)
+
+
+COMMANDS = (sweep, search, explain)

@@ -14,7 +14,7 @@ from typing import Any
 
 import numpy as np
 
-from hymell_jax import quantities, search
+from hymell_jax import optimise, quantities
 from hymell_jax.quantities import QUANTITIES
 from hymell_jax.types import checked_number
 
@@ -38,41 +38,41 @@ def front(
     *,
     against: str = "latency_per_token_s",
     points: int = 8,
-    starts: int = search.STARTS,
+    starts: int = optimise.STARTS,
     seed: int = 0,
     **question: Any,
 ) -> dict[str, Any]:
     """The front of `minimise` against another quantity, within the same budgets as `search`.
 
     Args:
-        model_or_space, device, starts, seed, question: as `search.search`.
+        model_or_space, device, starts, seed, question: as `optimise.search`.
         against: the other quantity; maximised where more is better.
         points: weights that are searched.
 
     Returns:
-        `front`: designs as in `search.search`, ascending in the first objective; `start`,
+        `front`: designs as in `optimise.search`, ascending in the first objective; `start`,
         `against`, `evaluations` and `time_s`.
 
     Raises:
-        ValueError: as `search.search`, or both objectives the same.
+        ValueError: as `optimise.search`, or both objectives the same.
     """
     begin = time.perf_counter()
     checked_number("points", points, 2, 1000)
-    asked = search.ask(model_or_space, device, **question)
+    asked = optimise.ask(model_or_space, device, **question)
     first = asked.objectives[0][0]
     other = quantities.check_quantity(against)
     if other == first:
         raise ValueError(f"A front needs two quantities; got {first} twice.")
     sign = -1.0 if QUANTITIES[other].higher_is_better else 1.0
-    x = search.first_points(asked, starts, seed)
+    x = optimise.first_points(asked, starts, seed)
     positions, values, evaluations = [], [], 0
     for weight in np.linspace(0.0, 1.0, points):
         pair = ((first, 1.0 - weight), (other, sign * weight))
-        found = search.solve(dataclasses.replace(asked, objectives=pair), x)
+        found = optimise.solve(dataclasses.replace(asked, objectives=pair), x)
         x = found.last_x
         evaluations += found.evaluator.count
         for index, row in found.evaluator.archive:
-            held = found.evaluator.scores(row) < search.INFEASIBLE
+            held = found.evaluator.scores(row) < optimise.INFEASIBLE
             positions.append(index[held])
             values.append(row[held, :2])
     positions, costs = np.concatenate(positions), np.concatenate(values) * [1.0, sign]
@@ -84,8 +84,8 @@ def front(
         "minimise": first,
         "against": other,
         "status": "converged" if len(best) else "infeasible",
-        "start": search.base_design(asked),
-        "front": [search.concrete_design(asked, positions[i]) for i in kept],
+        "start": optimise.base_design(asked),
+        "front": [optimise.concrete_design(asked, positions[i]) for i in kept],
         "front_size": len(best),
         "evaluations": evaluations,
         "time_s": time.perf_counter() - begin,

@@ -310,7 +310,7 @@ def _ladder(name, low, high, multiple, gpus) -> tuple[float, ...]:
 # Points ------------------------------------------------------------------------------------------
 
 
-def _follow(rules: Rules, base: Architecture, ratio: Any, fields: dict[str, Any]) -> dict[str, Any]:
+def follow(rules: Rules, base: Architecture, ratio: Any, fields: dict[str, Any]) -> dict[str, Any]:
     """The fields that move, with those that follow them."""
     full = dict(fields)
     width = full.get("d_model", base.d_model) * ratio
@@ -329,7 +329,7 @@ def relaxed_architecture(box: Box, x: jax.Array) -> Architecture:
     """The architecture at relaxed coordinates x [n_variables] in [0, 1]; traceable."""
     values = jnp.exp(box.log_low + x * (box.log_high - box.log_low))
     fields = dict(zip(box.rules.names, values, strict=True))
-    return dataclasses.replace(box.base, **_follow(box.rules, box.base, box.ratio, fields))
+    return dataclasses.replace(box.base, **follow(box.rules, box.base, box.ratio, fields))
 
 
 def relaxed_gaps(arch: Architecture) -> jax.Array:
@@ -351,7 +351,7 @@ def relaxed_gaps(arch: Architecture) -> jax.Array:
 def _moved(space: Space, moving: dict[str, np.ndarray]) -> dict[str, Any]:
     """`_follow` on exact float64 numbers."""
     base = Architecture(**architecture_fields(space.base))
-    return _follow(space.rules, base, space.ratio, moving)
+    return follow(space.rules, base, space.ratio, moving)
 
 
 def values_at(space: Space, index: np.ndarray) -> np.ndarray:

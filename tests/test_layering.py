@@ -12,14 +12,25 @@ PACKAGE = Path(hymell_jax.__file__).parent
 ORDER = [  # a module may import those before it, never those after it
     "version", "files", "types", "smooth", "parameters", "mlp", "robust_fit",
     "operators", "gemm", "attention", "attention_features", "rowwise", "collectives", "power",
-    "moe", "linear", "latent", "ffn",
-    "analytical", "model",
-    "hf_file", "hf_quantization", "hf_families", "hf", "models", "devices",
-    "summary", "data", "fit", "checkpoint", "evaluate", "recipes", "comparison",
-    "quantities", "space", "lagrangian", "refinement", "search", "pareto", "sensitivity",
+    "moe", "linear", "latent", "ffn", "blocks",
+    "analytical", "serving", "system_fit", "model",
+    "hf_file", "hf_quantization", "hf_families", "hf", "models", "devices", "engines",
+    "arrays", "block_store", "summary", "data", "fit", "checkpoint", "evaluate",
+    "block_recipes", "recipes", "comparison",
+    "systems", "system_rows", "system_recipes",
+    "quantities", "space", "lagrangian", "refinement", "optimise", "pareto", "sensitivity",
+    "sharded", "designs", "sweep", "compile_cache",
 ]  # fmt: skip
 TOP = {"__init__", "cli", "cli_search"}
-PANDAS = {"data", "evaluate", "recipes"}
+PANDAS = {
+    "block_recipes",
+    "data",
+    "evaluate",
+    "recipes",
+    "systems",
+    "system_rows",
+    "system_recipes",
+}
 
 
 def _imports(path: Path) -> set[str]:

@@ -1,0 +1,62 @@
+"""Compiled programs on disk, so that a command compiles once per machine; for the command line.
+
+JAX reads its settings from the environment when it is first imported, so this needs no JAX.
+`HYMELL_COMPILE_CACHE` names the folder, or is `off`; JAX's own variables win. By default it is
+`hymell/jax` in the user's cache folder. Machines that share a home keep to folders of their own:
+compiled code is for one kind of processor.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import platform
+import sys
+from pathlib import Path
+
+VARIABLE = "HYMELL_COMPILE_CACHE"
+LEAST_COMPILE_S = "0.2"
+
+
+def cache_folder() -> Path | None:
+    """Where compiled programs are kept, None where they are not."""
+    given = os.environ.get(VARIABLE, "")
+    if given.lower() in ("off", "0", "false", "no"):
+        return None
+    if given:
+        return Path(given).expanduser()
+    root = os.environ.get("XDG_CACHE_HOME") or os.path.join(os.path.expanduser("~"), ".cache")
+    return Path(root) / "hymell" / "jax"
+
+
+def _processor() -> str:
+    """A short name of this kind of processor: its architecture and instruction sets."""
+    features = ""
+    try:
+        with open("/proc/cpuinfo", encoding="utf-8") as stream:
+            features = next((line for line in stream if line.startswith(("flags", "Features"))), "")
+    except OSError:
+        pass
+    return f"{platform.machine()}-{hashlib.sha256(features.encode()).hexdigest()[:12]}"
+
+
+def configure() -> None:
+    """Set JAX's cache up for this process, unless JAX is there already or the user said otherwise.
+
+    A folder that cannot be made means no cache: the command works, and compiles again.
+    """
+    folder = cache_folder()
+    if folder is None or "jax" in sys.modules or "JAX_COMPILATION_CACHE_DIR" in os.environ:
+        return
+    folder = folder / _processor()
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except OSError:
+        return
+    if not os.access(folder, os.W_OK):
+        return
+    os.environ["JAX_COMPILATION_CACHE_DIR"] = str(folder)
+    os.environ.setdefault("JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS", LEAST_COMPILE_S)
+    os.environ.setdefault("JAX_PERSISTENT_CACHE_MIN_ENTRY_SIZE_BYTES", "-1")
+    # XLA takes tuning hints in its own files for missing instructions, and says so at every load
+    os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
