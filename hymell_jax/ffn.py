@@ -21,20 +21,30 @@ import jax.numpy as jnp
 import numpy as np
 
 from hymell_jax import gemm
+from hymell_jax.robust_fit import LOSS_WIDTH, adam, fit_coefficients
 from hymell_jax.smooth import soft_ceil
 from hymell_jax.types import Device
 
 FFN_PARTS = ("up", "activation", "down")
+FFN_SIZES = ("tokens", "d_model", "d_ff", "tensor_parallel", "n_matrices")
 ACTIVATION_BYTES = 2.0
 
 DEFAULT_COEFFICIENTS: dict[str, float] = {"log_launch_s": -12.5, "log_memory_excess": -1.0}
 """Natural logs of the activation's floor in seconds, and of e: DRAM time over the ideal, 1 + e."""
 
+PRODUCT_CHOICE = 32
+"""Sharpness of the choice of kernels in `fit_ffn`, blunter than `gemm.CHOICE`: an older library
+picks by rule, not always the cheapest. Chosen with whole models left out."""
+
+PRODUCT_PULL = 3e-3
+"""Weight of the mean square distance of product coefficients from their start in `fit_ffn`."""
+
 NETWORK = {"hidden": (24, 24), "bound": float(np.log(1.5)), "steps": 3000, "weight_decay": 1e-2}
 """Level 2: `MLPSpec` and `fit_ensemble` settings, chosen with whole models left out.
 
 On an H100 (Vidur) it cuts 5.7 to 4.2 % on left-out models of a measured width, but raises 5.2 to
-6.0 % on the test model, whose width no training model has: there level 1 is the better estimate.
+6.0 % on the test model, whose width no training model has: there level 1 is the better estimate,
+4.7 % as `fit_ffn` fits it with the attention projections of the same runtime.
 """
 
 TILES = ((128.0, 256.0), (128.0, 128.0), (256.0, 128.0))
@@ -51,7 +61,16 @@ def _products(d_model, d_ff, tensor_parallel, n_matrices):
     return ((_float(n_matrices) - 1.0) * width, _float(d_model)), (_float(d_model), width)
 
 
-def _parts(coefficients, product, device, tokens, sizes, weight_bytes, streaming_weights):
+def _activation_s(coefficients, device, tokens, width, n_matrices):
+    moved = tokens * n_matrices * width * ACTIVATION_BYTES / device.memory_bytes_per_s
+    excess = 1.0 + jnp.exp(_float(coefficients["log_memory_excess"]))
+    return jnp.exp(_float(coefficients["log_launch_s"])) + moved * excess
+
+
+def _parts(
+    coefficients, product, device, tokens, sizes, weight_bytes, streaming_weights,
+    sharpness=gemm.CHOICE,
+):  # fmt: skip
     """Seconds of `FFN_PARTS` [3] and the shares of both products [2, n_bounds]."""
     (up_n, up_k), (down_n, down_k) = _products(*sizes)
     tokens = _float(tokens)
@@ -59,13 +78,11 @@ def _parts(coefficients, product, device, tokens, sizes, weight_bytes, streaming
     def run(n, k):
         return gemm.gemm_time(
             product, device, tokens, n, k, weight_bytes, weight_bytes,
-            streaming_weights=streaming_weights,
+            streaming_weights=streaming_weights, sharpness=sharpness,
         )  # fmt: skip
 
     (up_s, up_shares), (down_s, down_shares) = run(up_n, up_k), run(down_n, down_k)
-    moved = tokens * (up_n + down_k) * ACTIVATION_BYTES / device.memory_bytes_per_s
-    excess = 1.0 + jnp.exp(_float(coefficients["log_memory_excess"]))
-    activation = jnp.exp(_float(coefficients["log_launch_s"])) + moved * excess
+    activation = _activation_s(coefficients, device, tokens, down_k, _float(sizes[3]))
     return jnp.stack([up_s, activation, down_s]), jnp.stack([up_shares, down_shares])
 
 
@@ -80,6 +97,7 @@ def ffn_time_s(
     n_matrices=3.0,
     weight_bytes=2.0,
     streaming_weights=0.0,
+    sharpness: int = gemm.CHOICE,
 ) -> tuple[jax.Array, jax.Array]:
     """Seconds of one dense feed-forward block on one GPU, and of its parts; scalar inputs.
 
@@ -93,14 +111,80 @@ def ffn_time_s(
         tensor_parallel: GPUs that share the block.
         n_matrices: 3 gated (gate, up, down), 2 plain.
         weight_bytes: per weight; the products run in that format.
-        streaming_weights: as in `gemm.gemm_time`.
+        streaming_weights, sharpness: as in `gemm.gemm_time`; coefficients from `fit_ffn` go with
+            `PRODUCT_CHOICE`.
 
     Returns:
         time_s [] and the seconds of `FFN_PARTS` [3], which add up to it.
     """
     sizes = (d_model, d_ff, tensor_parallel, n_matrices)
-    parts, _ = _parts(coefficients, product, device, tokens, sizes, weight_bytes, streaming_weights)
+    parts, _ = _parts(
+        coefficients, product, device, tokens, sizes, weight_bytes, streaming_weights, sharpness
+    )
     return jnp.sum(parts), parts
+
+
+def fit_ffn(
+    device: Device,
+    sizes: Mapping[str, np.ndarray],
+    part_s: Mapping[str, np.ndarray],
+    product: gemm.Coefficients,
+    *,
+    more_products: Mapping[str, np.ndarray] | None = None,
+    steps: int = 800,
+    learning_rate: float = 0.03,
+    max_rows: int = 2000,
+    seed: int = 0,
+) -> tuple[dict[str, float], dict[str, np.ndarray]]:
+    """(coefficients of the activation, coefficients of the products) from measured blocks.
+
+    Products of one runtime are few, so their coefficients start at those of a newer library on the
+    same device and are pulled to them. The loss is that of `robust_fit.fit_coefficients`.
+
+    Args:
+        device: data sheet.
+        sizes: `FFN_SIZES`, arrays [n_rows].
+        part_s: measured seconds of `FFN_PARTS`, arrays [n_rows].
+        product: coefficients of `gemm.gemm_time` to start from.
+        more_products: "m", "n", "k" and "time_s" [n] of other 16-bit products of the runtime.
+        steps, learning_rate: of Adam.
+        max_rows: a random subsample of the products is used where there are more.
+        seed: of the subsample.
+
+    Raises:
+        ValueError: no rows, arrays of unequal length, times not positive.
+    """
+    arrays = {name: np.asarray(sizes[name], np.float64) for name in FFN_SIZES}
+    tokens, width = arrays["tokens"], arrays["d_ff"] / arrays["tensor_parallel"]
+    activation = fit_coefficients(
+        lambda c, *row: _activation_s(c, device, *row),
+        DEFAULT_COEFFICIENTS,
+        [tokens, width, arrays["n_matrices"]],
+        part_s["activation"],
+        seed=seed,
+    )
+    up = (tokens, (arrays["n_matrices"] - 1.0) * width, arrays["d_model"], part_s["up"])
+    down = (tokens, arrays["d_model"], width, part_s["down"])
+    blocks = [up, down]
+    if more_products is not None:
+        blocks.append(tuple(more_products[name] for name in ("m", "n", "k", "time_s")))
+    rows = [np.concatenate([np.asarray(b[i], np.float64) for b in blocks]) for i in range(4)]
+    if len({len(row) for row in rows}) > 1 or not (np.isfinite(rows[3]) & (rows[3] > 0)).all():
+        raise ValueError("Products need m, n, k and positive seconds in every row.")
+    kept = np.random.default_rng(seed).permutation(len(rows[0]))[:max_rows]
+    m, n, k, measured = (jnp.asarray(row[kept], jnp.float32) for row in rows)
+    start = {name: jnp.asarray(value, jnp.float32) for name, value in product.items()}
+
+    def loss(c):
+        run = jax.vmap(
+            lambda m, n, k: gemm.gemm_time(c, device, m, n, k, sharpness=PRODUCT_CHOICE)[0]
+        )
+        residual = jnp.log(run(m, n, k)) - jnp.log(measured)
+        pull = sum(jnp.mean(jnp.square(c[name] - start[name])) for name in start)
+        return jnp.mean(jnp.sqrt(jnp.square(residual) + LOSS_WIDTH**2)) + PRODUCT_PULL * pull
+
+    fitted = adam(loss, start, steps, learning_rate)
+    return activation, {name: np.asarray(value, np.float32) for name, value in fitted.items()}
 
 
 FFN_FEATURES: tuple[str, ...] = (

@@ -5,6 +5,7 @@ from __future__ import annotations
 import jax
 import jax.numpy as jnp
 import numpy as np
+import pytest
 from round_numbers import DEVICE
 
 from hymell_jax import ffn, gemm
@@ -51,3 +52,33 @@ def test_features_are_named_finite_and_differentiable():
         features, slopes = run(tokens), jax.jacfwd(run)(tokens)
         assert features.shape == (len(ffn.FFN_FEATURES),)
         assert np.isfinite(features).all() and np.isfinite(slopes).all()
+
+
+def test_a_fit_comes_closer_to_times_of_a_slower_library():
+    generator = np.random.default_rng(0)
+    sizes = {
+        "tokens": np.round(np.exp(generator.uniform(0, 8, 60))),
+        "d_model": generator.choice([2048.0, 4096.0], 60),
+        "d_ff": generator.choice([8192.0, 14336.0], 60),
+        "tensor_parallel": generator.choice([1.0, 2.0, 4.0], 60),
+        "n_matrices": np.full(60, 3.0),
+    }
+    rows = [jnp.asarray(sizes[name], jnp.float32) for name in ffn.FFN_SIZES]
+
+    def parts(activation, product):
+        run = lambda *row: ffn.ffn_time_s(  # noqa: E731
+            activation, product, DEVICE, *row, sharpness=ffn.PRODUCT_CHOICE
+        )[1]
+        return np.asarray(jax.jit(jax.vmap(run))(*rows))
+
+    slower = PRODUCT | {"log_compute_cost": PRODUCT["log_compute_cost"] + 0.3}
+    measured = parts({"log_launch_s": -12.0, "log_memory_excess": -0.5}, slower)
+    part_s = dict(zip(ffn.FFN_PARTS, measured.T, strict=True))
+    activation, product = ffn.fit_ffn(DEVICE, sizes, part_s, PRODUCT, steps=60)
+    before = np.abs(parts(C, PRODUCT) / measured - 1).mean(0)
+    after = np.abs(parts(activation, product) / measured - 1).mean(0)
+    assert after[1] < 0.02
+    assert (after[[0, 2]] < 0.5 * before[[0, 2]]).all()
+    wrong = part_s | {"up": -part_s["up"]}
+    with pytest.raises(ValueError, match="positive seconds"):
+        ffn.fit_ffn(DEVICE, sizes, wrong, PRODUCT, steps=1)
