@@ -171,7 +171,8 @@ def ask(
     )  # fmt: skip
 
 
-def _weights(question: Question) -> tuple[np.ndarray, np.ndarray]:
+def weights_and_limits(question: Question) -> tuple[np.ndarray, np.ndarray]:
+    """Weights of the objectives [n_objectives] and limits [n_constraints], float32."""
     return (
         np.array([w for _, w in question.objectives], np.float32),
         np.array([c.limit for c in question.constraints], np.float32),
@@ -210,7 +211,7 @@ def solve(
     max_rounds: int = MAX_ROUNDS,
 ) -> Found:
     """One search from relaxed coordinates x0 [starts, n]."""
-    weights, limits = _weights(question)
+    weights, limits = weights_and_limits(question)
     program = question.program
     path_x, objective, excess = map(
         np.asarray,

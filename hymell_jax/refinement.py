@@ -25,10 +25,12 @@ INFEASIBLE = 1e6  # scores from here on are this plus the summed excess
 _MOVES = (1, 2, 4, 8)
 
 
-def measured(model, archs: Architecture, work: Workload, program: Program) -> np.ndarray:
+def measured(
+    model, archs: Architecture, work: Workload, program: Program, chunk: int = quantities.CHUNK
+) -> np.ndarray:
     """Quantities of `program.reported` [n, n_reported]: one compiled program for all uses."""
     return quantities.measure(
-        model, archs, work, program.reported, dict(program.proxies), program.structure
+        model, archs, work, program.reported, dict(program.proxies), program.structure, chunk
     )
 
 
@@ -50,11 +52,11 @@ class Evaluator:
         self.count = 0
         self.archive: list[tuple[np.ndarray, np.ndarray]] = []
 
-    def values(self, index: np.ndarray) -> np.ndarray:
+    def values(self, index: np.ndarray, chunk: int = quantities.CHUNK) -> np.ndarray:
         """Quantities of `program.names` [n, n_names]."""
         self.count += len(index)
         archs = space.concrete_architectures(self.space, index)
-        return measured(self.model, archs, self.work, self.program)[:, self.columns]
+        return measured(self.model, archs, self.work, self.program, chunk)[:, self.columns]
 
     def excess(self, values: np.ndarray) -> np.ndarray:
         """Signed excesses [n, n_constraints]; equalities as distances."""

@@ -29,7 +29,7 @@ from hymell_jax.files import read_json, write_whole
 from hymell_jax.model import CostModel
 from hymell_jax.pareto import non_dominated
 from hymell_jax.quantities import QUANTITIES
-from hymell_jax.types import Architecture, Workload, workload
+from hymell_jax.types import Architecture, Workload, checked_number, workload
 from hymell_jax.version import __version__
 
 PART_ROWS = 65536
@@ -43,7 +43,7 @@ PLOTTED_ROWS = 20_000
 
 _KEYS = {
     "device", "runtime", "dtype", "base", "workload", "design", "fields", "rows", "seed", "tie",
-    "quantities", "pareto",
+    "quantities", "pareto", "part_rows",
 }  # fmt: skip
 _HASH = b"hymell_sweep"
 
@@ -63,12 +63,13 @@ class Sweep:
     names: tuple[str, ...]  # quantities
     front: tuple[str, str]
     structure: frozenset[str]
+    part_rows: int
     digest: str
 
     @property
     def parts(self) -> int:
-        """Parts of `PART_ROWS` rows."""
-        return -(-self.design.rows // PART_ROWS)
+        """Parts of `part_rows` rows."""
+        return -(-self.design.rows // self.part_rows)
 
 
 def read_sweep(spec: str | os.PathLike[str] | Mapping[str, Any]) -> Sweep:
@@ -76,7 +77,7 @@ def read_sweep(spec: str | os.PathLike[str] | Mapping[str, Any]) -> Sweep:
 
     `{"device": ..., "base": model or fields, "workload": {...}, "design": "grid" | "random" |
     "latin_hypercube", "fields": {...}, "rows": n, "seed": n, "tie": "head_dim", "quantities":
-    [...], "pareto": [a, b]}`; see `designs.make_design` for the fields.
+    [...], "pareto": [a, b], "part_rows": n}`; see `designs.make_design` for the fields.
 
     Raises:
         ValueError: another form, unknown names, values out of range.
@@ -109,8 +110,15 @@ def read_sweep(spec: str | os.PathLike[str] | Mapping[str, Any]) -> Sweep:
     ratio = float(base.n_heads) * float(base.head_dim) / float(base.d_model)
     return Sweep(
         model, base, work, rules, ratio, design, names, front,
-        _structure(base, work, design), _digest(content, model),
+        _structure(base, work, design), _part_rows(content), _digest(content, model),
     )  # fmt: skip
+
+
+def _part_rows(content: Mapping[str, Any]) -> int:
+    rows = checked_number("part_rows", content.get("part_rows", PART_ROWS), 1024, 1e7)
+    if rows % 1:
+        raise ValueError(f"part_rows must be a whole number; got {rows:g}.")
+    return int(rows)
 
 
 def _base(given: Any) -> tuple[Architecture, str]:
@@ -142,7 +150,9 @@ def _structure(base: Architecture, work: Workload, design: Design) -> frozenset[
 
 def _digest(content: Mapping[str, Any], model: CostModel) -> str:
     digest = hashlib.sha256(json.dumps(content, sort_keys=True, default=str).encode())
-    digest.update(f"{__version__} {PART_ROWS} {model.card.device} {model.card.runtime}".encode())
+    digest.update(
+        f"{__version__} {_part_rows(content)} {model.card.device} {model.card.runtime}".encode()
+    )
     for leaf in jax.tree.leaves(quantities.bare(model)):
         digest.update(np.asarray(leaf, np.float32).tobytes())
     return digest.hexdigest()
@@ -186,8 +196,8 @@ def part_table(sweep: Sweep, number: int) -> Any:
     """One part as an Arrow table: `row`, swept fields, quantities, `legal`."""
     import pyarrow as pa
 
-    start = number * PART_ROWS
-    stop = min(start + PART_ROWS, sweep.design.rows)
+    start = number * sweep.part_rows
+    stop = min(start + sweep.part_rows, sweep.design.rows)
     columns, archs, works = sweep_rows(sweep, start, stop)
     values = sharded.measure_sharded(sweep.model, archs, works, sweep.names, sweep.structure)
     arrays = {"row": np.arange(start, stop)}
@@ -245,7 +255,7 @@ def _join(folder: Path, out: Path, sweep: Sweep) -> None:
     with pq.ParquetWriter(draft, pq.read_schema(_part_path(folder, 0))) as writer:
         for number in range(sweep.parts):
             table = pq.read_table(_part_path(folder, number))
-            writer.write_table(table, row_group_size=PART_ROWS)
+            writer.write_table(table, row_group_size=sweep.part_rows)
     with open(draft, "rb") as stream:
         os.fsync(stream.fileno())
     os.replace(draft, out)
@@ -318,7 +328,7 @@ def run_sweep(
         "computed": computed,
         "time_s": time.perf_counter() - begin,
         "first_part_s": first,
-        "rows_per_s": max(computed - PART_ROWS, 0) / steady,
+        "rows_per_s": max(computed - sweep.part_rows, 0) / steady,
         "out": str(out),
     }
 
@@ -340,7 +350,9 @@ def _compute_parts(sweep: Sweep, out: Path, progress: Progress | None) -> tuple[
             computed += table.num_rows
             first = first or time.perf_counter() - begin
         if progress is not None:
-            progress("rows", min((number + 1) * PART_ROWS, sweep.design.rows), sweep.design.rows)
+            progress(
+                "rows", min((number + 1) * sweep.part_rows, sweep.design.rows), sweep.design.rows
+            )
     seconds = time.perf_counter() - begin
     sharded.wait_for_all("computed")
     return seconds, computed, first
