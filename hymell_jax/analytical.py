@@ -1,21 +1,23 @@
-"""Level 1: seconds and joules of every operator of a pass, from counts, data sheet and fits.
+"""Levels 1 and 2: seconds and joules of every part of a pass, from counts, data sheet and fits.
 
-`model_costs` adds nothing up and corrects nothing: it returns one number per part, so that a reader
-sees what dominates and the higher levels have something to correct. Times are of one pass over all
-layers; energies are of all GPUs of a tensor-parallel group. Both phases go through the same traced
-code, as a leading axis, so that each equation is compiled once.
+`model_costs` adds nothing up: it returns one number per part, so that a reader sees what dominates
+and level 3 has something to start from. Without `blocks` it is level 1; with them, what they cover
+(`hymell_jax.blocks`) is corrected by their networks. Times are of one pass over all layers;
+energies are of all GPUs of a tensor-parallel group. Both phases go through the same traced code, as
+a leading axis, so that each equation is compiled once.
 """
 
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Mapping
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
-from hymell_jax import attention, collectives, gemm, operators, power, rowwise
+from hymell_jax import attention, blocks, collectives, gemm, latent, operators, power, rowwise
 from hymell_jax.operators import MATRIX_PARTS, PARTS, STREAM_PARTS
 from hymell_jax.types import Architecture, Device, Workload
 
@@ -54,6 +56,8 @@ class PassCosts:
     memory_bytes: jax.Array  # [n_parts], operands and results, on each GPU
     bounds: jax.Array  # [n_parts, n_bounds], shares of what holds the part up, sum one
     regimes: jax.Array  # [n_parts, 5], weights of `gemm.REGIMES`, sum one
+    spread: jax.Array  # [n_parts], relative standard deviation of the time over the ensembles
+    familiarity: jax.Array  # [n_parts], 1 where the networks know such sizes, 0 far from them
 
 
 class _Table:
@@ -65,16 +69,46 @@ class _Table:
     def add(self, part: str, **columns: Any) -> None:
         """Columns of one part; those left out are zero."""
         empty = jnp.zeros_like(columns["time"])
-        full = dict.fromkeys(("cached", "fp8"), empty) | columns
+        full = dict.fromkeys(("cached", "fp8", "spread"), empty) | columns
+        full.setdefault("familiarity", jnp.ones_like(empty))
         self.rows[part] = full
 
     def column(self, name: str) -> jax.Array:
         """[n_phases, n_parts] or, for bounds, [n_phases, n_parts, n_bounds]."""
         present = next(iter(self.rows.values()))[name]
-        empty = jnp.zeros_like(present)
+        empty = jnp.ones_like(present) if name == "familiarity" else jnp.zeros_like(present)
         if name == "bounds":
             empty = empty.at[..., 0].set(1.0)
         return jnp.stack([self.rows[p][name] if p in self.rows else empty for p in PARTS], 1)
+
+    def replace(self, part: str, found: list[blocks.BlockTime], device: Device) -> None:
+        """Take the time of a part from a block, one `BlockTime` a phase, never below its bound."""
+        row = self.rows[part]
+        bound = _bound_s(row, device)
+        row["time"] = jnp.maximum(jnp.stack([one.time_s for one in found]), bound)
+        row["spread"] = jnp.stack([one.spread for one in found])
+        row["familiarity"] = jnp.stack([one.familiarity for one in found])
+
+    def rescale(
+        self, parts: tuple[str, ...], found: list[blocks.BlockTime], layers, device: Device
+    ) -> None:
+        """Scale parts so that together they take the seconds of a block a layer."""
+        rows = [self.rows[part] for part in parts if part in self.rows]
+        total = sum(row["time"] * row["count"] for row in rows)
+        bound = sum(_bound_s(row, device) * row["count"] for row in rows)
+        target = jnp.maximum(jnp.stack([one.time_s for one in found]) * layers, bound)
+        known = (layers > 0) & (total > 0)
+        factor = jnp.where(known, target / jnp.where(known, total, 1.0), 1.0)
+        for row in rows:
+            row["time"] = row["time"] * factor
+            row["spread"] = jnp.stack([one.spread for one in found])
+            row["familiarity"] = jnp.stack([one.familiarity for one in found])
+
+
+def _bound_s(row: dict[str, jax.Array], device: Device) -> jax.Array:
+    """Least seconds by the data sheet, [n_phases]."""
+    compute = row["flops"] / gemm.peak_rate(device, 2.0 - row["fp8"])
+    return jnp.maximum(compute, row["moved"] / device.memory_bytes_per_s)
 
 
 def _has(structure: frozenset[str] | None, block: str) -> bool:
@@ -125,9 +159,7 @@ def _add_products(table, coefficients, device, arch, work, rows, structure) -> N
         ]
 
     def one(m, n, k, weight_bytes, input_bytes, groups):
-        return gemm.gemm_time(
-            coefficients, device, m, n, k, weight_bytes, input_bytes, groups, 1.0
-        )
+        return gemm.gemm_time(coefficients, device, m, n, k, weight_bytes, input_bytes, groups, 1.0)
 
     time_s, shares = jax.vmap(jax.vmap(one))(*shapes)
     bounds = shares @ _GEMM_BOUNDS
@@ -212,8 +244,15 @@ def _attention_widths(arch: Architecture, work: Workload, absorbed: bool):
 _GAUSS_POINTS, _GAUSS_WEIGHTS = np.polynomial.legendre.leggauss(3)
 
 
-def _attention_phase(coefficients, device, arch, work, decode: bool, absorbed: bool, windows):
-    """(time, FLOPs, bytes, bounds) of one layer for each of `windows` [n_kinds], 0 for full."""
+def _attention_phase(
+    coefficients, device, arch, work, decode: bool, absorbed: bool, windows, trained
+):
+    """(time, FLOPs, bytes, bounds, spread, familiarity) of one layer, [n_kinds] each.
+
+    Args:
+        windows: [n_kinds], 0 for full attention.
+        trained: blocks by name.
+    """
     heads, kv_heads, key_width, value_width = _attention_widths(arch, work, absorbed)
     width = key_width + value_width
     batch, kv_bytes = work.batch_size, work.kv_bytes
@@ -227,25 +266,33 @@ def _attention_phase(coefficients, device, arch, work, decode: bool, absorbed: b
         tokens, weights = work.prompt_tokens[None], np.ones(1, np.float32)
         run, queries = attention.attention_prefill_time_s, tokens
 
+    phase = "decode" if decode else "prefill"
+    block = trained.get(f"attention_{phase}")
+
     def at(tokens, queries, window):
-        time_s, regime = run(
-            coefficients, device, batch, tokens, heads, kv_heads, key_width, value_width,
-            window, kv_bytes, 0.0,
-        )  # fmt: skip
+        sizes = (batch, tokens, heads, kv_heads, key_width, value_width, window, kv_bytes)
+        time_s, regime = run(coefficients, device, *sizes, 0.0)
+        spread, familiarity = jnp.zeros_like(time_s), jnp.ones_like(time_s)
+        if block is not None:
+            found = blocks.attention_time(
+                block, phase, coefficients, device, time_s, *sizes, l2_residency=0.0
+            )
+            time_s, spread, familiarity = found.time_s, found.spread, found.familiarity
         keys = attention.attended_keys(tokens, window)
         pairs = keys if decode else attention.causal_pairs(tokens, window)
         cached = keys if decode else tokens
         read = kv_heads * cached * kv_bytes + heads * queries * work.activation_bytes
-        return time_s, 2.0 * batch * heads * width * pairs, batch * width * read, regime
+        flops = 2.0 * batch * heads * width * pairs
+        return time_s, flops, batch * width * read, spread, familiarity, regime
 
     over_kinds = jax.vmap(jax.vmap(at, in_axes=(0, 0, None)), in_axes=(None, None, 0))
     found = over_kinds(tokens, queries, windows)
-    time_s, flops, moved = (x @ weights for x in found[:3])
-    regime = jnp.einsum("kpr,p->kr", found[3], weights)
-    return time_s, flops, moved, regime @ _ATTENTION_BOUNDS
+    time_s, flops, moved, spread, familiarity = (x @ weights for x in found[:5])
+    regime = jnp.einsum("kpr,p->kr", found[5], weights)
+    return time_s, flops, moved, regime @ _ATTENTION_BOUNDS, spread, familiarity
 
 
-def _add_attention(table, coefficients, device, arch, work, structure) -> None:
+def _add_attention(table, coefficients, device, arch, work, structure, trained) -> None:
     layers = operators.layer_counts(arch)
     kinds = [("attention", 0.0 * arch.window_tokens, layers["full"])]
     if _has(structure, "window"):
@@ -253,10 +300,12 @@ def _add_attention(table, coefficients, device, arch, work, structure) -> None:
         kinds.append(("window_attention", window, layers["window"]))
     windows = jnp.stack([window for _, window, _ in kinds])
     phases = [
-        _attention_phase(coefficients, device, arch, work, decode, absorbed, windows)
+        _attention_phase(coefficients, device, arch, work, decode, absorbed, windows, trained)
         for decode, absorbed in ((False, False), (True, _has(structure, "latent")))
     ]
-    time_s, flops, moved, bounds = (jnp.stack(pair) for pair in zip(*phases, strict=True))
+    time_s, flops, moved, bounds, spread, familiarity = (
+        jnp.stack(pair) for pair in zip(*phases, strict=True)
+    )
     for index, (part, _, count) in enumerate(kinds):
         table.add(
             part,
@@ -265,7 +314,70 @@ def _add_attention(table, coefficients, device, arch, work, structure) -> None:
             flops=flops[:, index],
             moved=moved[:, index],
             bounds=bounds[:, index],
+            spread=spread[:, index],
+            familiarity=familiarity[:, index],
         )
+
+
+def _replace_experts(table, block, device, arch, work, rows) -> None:
+    """The routed experts by their block; tokens are split evenly where experts are shared out."""
+    slices = jnp.maximum(work.tensor_parallel / work.expert_parallel, 1.0)
+
+    def phase(tokens):
+        return blocks.experts_time(
+            block, device, tokens, arch.d_model, jnp.maximum(arch.d_expert, 1.0),
+            jnp.maximum(arch.n_experts, 1.0), jnp.maximum(arch.experts_per_token, 1.0), slices,
+            work.expert_parallel, blocks.ROUTING_EXPONENT,
+            operators.expert_element_bytes(arch, work), arch.n_ff_matrices,
+        )  # fmt: skip
+
+    table.replace("experts", [phase(rows[0]), phase(rows[1])], device)
+
+
+def _replace_linear(table, trained, device, arch, work) -> None:
+    """Linear attention by its kernels' blocks."""
+    tp = work.tensor_parallel
+    heads = [jnp.maximum(h / tp, 1e-3) for h in (arch.linear_k_heads, arch.linear_v_heads)]
+    width = jnp.maximum(arch.linear_head_dim, 1.0)
+
+    def phase(name, tokens):
+        return blocks.linear_time(
+            trained, device, name, work.batch_size, tokens, *heads, width, width, l2_residency=0.0
+        )
+
+    one = jnp.ones_like(work.prompt_tokens)
+    found = [phase("prefill", work.prompt_tokens), phase("decode", one)]
+    table.replace("linear_attention", found, device)
+
+
+_LATENT_MODULE = (
+    "latent_q_down", "latent_q_up", "latent_kv_down", "latent_kv_up", "attention",
+    "out_projection", "qk_norm", "rope", "kv_write",
+)  # fmt: skip
+
+
+def _rescale_latent(table, trained, device, arch, work) -> None:
+    """Parts of latent attention so that they add up to their module's block."""
+    latent_layers = operators.layer_counts(arch)["attention"] * arch.latent_attention
+    shape = latent.LatentShape(
+        d_model=arch.d_model,
+        q_rank=arch.q_lora_rank,
+        kv_rank=jnp.maximum(arch.kv_lora_rank, 1.0),
+        nope_dim=jnp.maximum(arch.head_dim - arch.rope_head_dim, 1.0),
+        rope_dim=jnp.maximum(arch.rope_head_dim, 1.0),
+        v_dim=arch.value_head_dim,
+    )
+    heads = jnp.maximum(arch.n_heads / work.tensor_parallel, 1.0)
+    context = 0.5 * (work.context_start_tokens + work.context_end_tokens)
+    weight = operators.weight_element_bytes(arch, work)
+    found = [
+        blocks.latent_time(
+            trained[f"latent_{phase}"], phase, device, work.batch_size, tokens, heads, weight,
+            work.kv_bytes, shape=shape,
+        )
+        for phase, tokens in (("prefill", work.prompt_tokens), ("decode", context))
+    ]  # fmt: skip
+    table.rescale(_LATENT_MODULE, found, latent_layers, device)
 
 
 def _add_linear(table, coefficients, device, arch, work, rows) -> None:
@@ -300,9 +412,7 @@ def _add_collectives(table, coefficients, device, arch, work, rows) -> None:
     """Two all-reduces of the hidden state a layer between tensor-parallel GPUs."""
     message = rows * arch.d_model * work.activation_bytes
     time_s = jax.vmap(
-        lambda size: collectives.all_reduce_time_s(
-            coefficients, device, size, work.tensor_parallel
-        )
+        lambda size: collectives.all_reduce_time_s(coefficients, device, size, work.tensor_parallel)
     )(message)
     table.add(
         "collectives",
@@ -320,6 +430,7 @@ def model_costs(
     arch: Architecture,
     work: Workload,
     structure: frozenset[str] | None = None,
+    trained: Mapping[str, blocks.Block] | None = None,
 ) -> tuple[PassCosts, PassCosts]:
     """Costs of the prefill pass and of the average decode step; inputs with leaves of shape ().
 
@@ -331,15 +442,23 @@ def model_costs(
         device: data sheet.
         arch, work: what runs; relaxed or concrete.
         structure: optional blocks that the model has (`operators.structure_of`); None for all.
+        trained: level-2 blocks by name; None for level 1.
     """
+    trained = trained or {}
     one = jnp.ones_like(work.prompt_tokens)
     rows = work.batch_size * jnp.stack([work.prompt_tokens, one])
     table = _Table()
     _add_products(table, coefficients["gemm"], device, arch, work, rows, structure)
     _add_streams(table, coefficients["stream"], device, arch, work, rows)
-    _add_attention(table, coefficients["attention"], device, arch, work, structure)
+    _add_attention(table, coefficients["attention"], device, arch, work, structure, trained)
     if _has(structure, "linear"):
         _add_linear(table, coefficients["linear"], device, arch, work, rows)
+        if set(blocks.LINEAR_BLOCKS) <= set(trained):
+            _replace_linear(table, trained, device, arch, work)
+    if _has(structure, "experts") and "experts" in trained:
+        _replace_experts(table, trained["experts"], device, arch, work, rows)
+    if _has(structure, "latent") and set(blocks.LATENT_BLOCKS) <= set(trained):
+        _rescale_latent(table, trained, device, arch, work)
     if _has(structure, "parallel"):
         _add_collectives(table, coefficients["collectives"], device, arch, work, rows)
     costs = _costs(table, coefficients["power"], device, work)
@@ -366,4 +485,6 @@ def _costs(table: _Table, coefficients, device: Device, work: Workload) -> PassC
         memory_bytes=moved * count,
         bounds=table.column("bounds"),
         regimes=gemm.regime_gates(ratio, flops, GATE_TEMPERATURE),
+        spread=table.column("spread"),
+        familiarity=table.column("familiarity"),
     )

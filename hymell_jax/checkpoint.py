@@ -2,8 +2,9 @@
 
 A checkpoint holds the level-1 coefficients by operator, the ranges that they were fitted on, where
 the rows came from, how the fit was made, its errors on train and test, and five rows of input and
-output that the tests replay. Numbers are float32 and survive the text exactly. Shipped files lie
-in `checkpoints/` at the top of the repository and inside the wheel.
+output that the tests replay. Numbers are float32 and survive the text exactly. The weights of the
+level-2 networks lie beside it in an `.npz` whose SHA-256 the JSON records. Shipped files lie in
+`checkpoints/` at the top of the repository and inside the wheel.
 """
 
 from __future__ import annotations
@@ -19,7 +20,16 @@ from typing import Any
 
 import numpy as np
 
-from hymell_jax import attention, collectives, devices, gemm, power, rowwise
+from hymell_jax import (
+    arrays,
+    attention,
+    block_store,
+    collectives,
+    devices,
+    gemm,
+    power,
+    rowwise,
+)
 from hymell_jax.files import read_json, write_whole
 from hymell_jax.model import Card, CostModel
 from hymell_jax.operators import STREAM_PARTS
@@ -30,6 +40,9 @@ FORMAT_VERSION = 1
 LARGEST = 80.0  # of a coefficient: natural logs and logits, so far beyond anything physical
 
 _LINEAR_COEFFICIENTS = ("log_launch_s", "log_compute_excess", "log_memory_excess")
+_NOT_PROVENANCE = (
+    "coefficients", "domain", "published", "replay", "errors", "device_file", "blocks", "arrays",
+)  # fmt: skip
 DOMAIN_FIELDS = tuple(f"gemm_log_{name}_{end}" for name in "mnk" for end in ("min", "max"))
 
 
@@ -46,9 +59,7 @@ def schema() -> dict[str, Any]:
     """Names and shapes of all coefficients, a tree of zero arrays."""
     kernels = {name: np.zeros(len(gemm.KERNELS), np.float32) for name in gemm.KERNEL_COEFFICIENTS}
     scalars = {name: np.float32(0) for name in gemm.SCALAR_COEFFICIENTS}
-    stream = {
-        part: {name: np.float32(0) for name in rowwise.COEFFICIENTS} for part in STREAM_PARTS
-    }
+    stream = {part: {name: np.float32(0) for name in rowwise.COEFFICIENTS} for part in STREAM_PARTS}
     return {
         "gemm": {**kernels, **scalars},
         "stream": {**stream, "residual_fused": np.float32(0)},
@@ -89,12 +100,22 @@ def save(content: Mapping[str, Any], folder: str | os.PathLike[str]) -> Path:
     plain = dict(content)
     for field in ("coefficients", "domain"):
         plain[field] = _plain(content[field])
+    packed = None
+    if content.get("blocks"):
+        stored = {name: block_store.to_plain(b) for name, b in content["blocks"].items()}
+        plain["blocks"] = {name: entry for name, (entry, _) in stored.items()}
+        packed = arrays.pack({"blocks": {name: tree for name, (_, tree) in stored.items()}})
+        plain["arrays"] = {
+            "file": path.with_suffix(".npz").name, "sha256": arrays.digest(packed)
+        }  # fmt: skip
     text = json.dumps(plain, indent=1, allow_nan=False)
     text = re.sub(r"\[\s+([-0-9.e+,\s]+?)\s+\]", _one_line, text)
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
     except OSError as error:
         raise ValueError(f"The folder {str(path.parent)!r} cannot be made: {error}.") from error
+    if packed is not None:  # first: a JSON never names arrays that are not there yet
+        write_whole(path.with_suffix(".npz"), packed)
     write_whole(path, text + "\n")
     return path
 
@@ -137,7 +158,22 @@ def _checked(expected: Any, found: Any, where: str) -> Any:
     return values
 
 
-def _model(content: Any, where: str, spec: devices.DeviceSpec | None = None) -> CostModel:
+def _blocks(content: Mapping[str, Any], path: Path, where: str) -> dict[str, Any]:
+    """The level-2 blocks of a checkpoint at a path; none where it records none."""
+    if "blocks" not in content:
+        return {}
+    record = content.get("arrays")
+    expected = path.with_suffix(".npz").name
+    if not isinstance(record, Mapping) or record.get("file") != expected:
+        raise ValueError(f"{where}: arrays must name {expected!r}, beside it.")
+    file = path.with_suffix(".npz")
+    tree = arrays.read(file, str(record.get("sha256")), f"Arrays {file.name!r}")
+    groups = tree.get("blocks", {})
+    return block_store.from_plain(content["blocks"], groups, f"{where}: blocks")
+
+
+def _model(content: Any, path: Path, spec: devices.DeviceSpec | None = None) -> CostModel:
+    where = f"Checkpoint {path.name!r}"
     if not isinstance(content, dict):
         raise ValueError(f"{where} is not a checkpoint: it holds no object.")
     version = content.get("format_version")
@@ -162,13 +198,15 @@ def _model(content: Any, where: str, spec: devices.DeviceSpec | None = None) -> 
         raise ValueError(f"{where}: domain has a minimum above its maximum.")
     if spec is None:
         spec = devices.get_device(content.get("device_file") or content["device"])
-    provenance = {
-        key: value
-        for key, value in content.items()
-        if key not in ("coefficients", "domain", "published", "replay", "errors", "device_file")
-    }
+    provenance = {key: value for key, value in content.items() if key not in _NOT_PROVENANCE}
     card = Card(spec.name, content["runtime"], content["dtype"], provenance)
-    return CostModel(device=spec.device, coefficients=coefficients, domain=domain, card=card)
+    return CostModel(
+        device=spec.device,
+        coefficients=coefficients,
+        domain=domain,
+        blocks=_blocks(content, path, where),
+        card=card,
+    )
 
 
 def read(
@@ -182,7 +220,7 @@ def read(
     root = Path(folder) if folder else shipped_folder()
     path = root / file_name(device, runtime, dtype)
     content = read_json(path, "checkpoint")
-    model = _model(content, f"Checkpoint {path.name!r}")
+    model = _model(content, path)
     return {**content, "coefficients": model.coefficients, "domain": model.domain}
 
 
@@ -194,7 +232,7 @@ def load_file(path: str | os.PathLike[str]) -> CostModel:
     """
     if not isinstance(path, str | os.PathLike):
         raise ValueError(f"load_file takes a path; got {type(path).__name__}.")
-    return _model(read_json(path, "checkpoint"), f"Checkpoint {str(path)!r}")
+    return _model(read_json(path, "checkpoint"), Path(path))
 
 
 def shipped_folder() -> Path:
@@ -268,10 +306,9 @@ def load(
     chosen = _choose_runtime(runtimes, source, dtype, runtime)
     root = Path(folder) if folder else shipped_folder()
     path = root / file_name(source, chosen, dtype)
-    model = _model(read_json(path, "checkpoint"), f"Checkpoint {str(path.name)!r}", spec)
+    model = _model(read_json(path, "checkpoint"), path, spec)
     if transferred:
         model.card.provenance.update(
             time="transferred", energy="transferred", transferred_from=source
         )  # of this format; another one may have been measured here
     return model
-

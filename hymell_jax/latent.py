@@ -63,9 +63,6 @@ log_chain_s         seconds a key
 log_pnorm           p = 1 + e
 """
 
-NETWORK = {"hidden": (32, 32), "bound": float(np.log(2.0)), "steps": 4000, "weight_decay": 1e-2}
-"""Level 2: `MLPSpec` and `fit_ensemble` settings, chosen with whole head counts left out."""
-
 
 @dataclasses.dataclass(frozen=True)
 class LatentShape:
@@ -220,7 +217,14 @@ LATENT_MONOTONE: tuple[str, ...] = (
     *(f"log2_{term}_us" for term in LATENT_TERMS[1:]),
     "log2_level1_us",
 )
-LATENT_FREE: tuple[str, ...] = ("log2_heads", "fp8_cache")
+LATENT_FREE: tuple[str, ...] = (
+    "log2_heads",
+    "fp8_cache",
+    "log2_d_model",
+    "log2_q_rank",
+    "log2_kv_rank",
+    "log2_key_dim",
+)
 LATENT_FEATURES = LATENT_MONOTONE + LATENT_FREE
 """The first group does not decrease with batch or tokens."""
 
@@ -241,7 +245,8 @@ def latent_features(
     Arguments as in `latent_time_s`.
     """
     sizes = (batch, tokens, n_heads, weight_bytes, kv_bytes)
-    w = _work(shape or LatentShape(), phase, *sizes)
+    widths = shape or LatentShape()
+    w = _work(widths, phase, *sizes)
     terms = _terms(coefficients, device, w, weight_bytes)
     time_s, _ = _combine(1.0 + jnp.exp(_float(coefficients["log_pnorm"])), *terms)
     heads = _float(n_heads) if phase == "prefill" else jnp.hypot(_float(n_heads), TILE_HEADS) / 64.0
@@ -258,6 +263,10 @@ def latent_features(
         jnp.log2(time_s * 1e6),
         jnp.log2(_float(n_heads)),
         2.0 - _float(kv_bytes),
+        jnp.log2(_float(widths.d_model)),
+        jnp.log2(jnp.maximum(_float(widths.q_rank), 1.0)),
+        jnp.log2(_float(widths.kv_rank)),
+        jnp.log2(_float(widths.nope_dim) + widths.rope_dim),
     ]
     return jnp.stack(jnp.broadcast_arrays(*values), axis=-1)
 

@@ -79,9 +79,6 @@ wave_quantisation  logit of how much of a partly filled wave is paid for
 log_pnorm          p = 1 + e
 """
 
-NETWORK = {"hidden": (24, 24), "bound": float(np.log(2.0)), "steps": 3000, "weight_decay": 1e-2}
-"""Level 2: `MLPSpec` and `fit_ensemble` settings, chosen with whole head layouts left out."""
-
 
 def _float(x) -> jax.Array:
     return 1.0 * jnp.asarray(x)

@@ -12,6 +12,7 @@ import numpy as np
 
 from hymell_jax import analytical, operators, parameters
 from hymell_jax.analytical import PassCosts
+from hymell_jax.blocks import Block
 from hymell_jax.types import DTYPES, Architecture, Device, Workload
 
 EMBEDDING_BYTES = 2.0  # embeddings and the LM head stay in 16 bits in quantised checkpoints
@@ -38,7 +39,26 @@ class CostModel:
     device: Device
     coefficients: dict[str, Any]  # level 1, by operator
     domain: dict[str, Any]  # least and greatest fitted sizes, natural logs
+    blocks: dict[str, Block] = dataclasses.field(default_factory=dict)  # level 2, by name
     card: Card = dataclasses.field(metadata={"static": True})
+
+    @property
+    def level(self) -> int:
+        """The highest level that this model answers with."""
+        return 2 if self.blocks else 1
+
+    def at_level(self, level: int) -> CostModel:
+        """The same model without what lies above a level.
+
+        Raises:
+            ValueError: it does not hold that level.
+        """
+        if level not in range(1, self.level + 1):
+            held = ", ".join(map(str, range(1, self.level + 1)))
+            raise ValueError(
+                f"The model of {self.card.device} holds level {held}; got level {level!r}."
+            )
+        return self if level == self.level else dataclasses.replace(self, blocks={})
 
 
 @jax.tree_util.register_dataclass
@@ -85,11 +105,20 @@ class Prediction:
     total_energy_j: jax.Array
     output_tokens_per_s: jax.Array  # of all sequences, prefill included
     memory: Memory
-    domain_distance: jax.Array  # ln of how far a size leaves the fitted range; 0 inside
+    domain_distances: jax.Array  # [2], of level 1 and 2; see `domain_distance`
+
+    @property
+    def domain_distance(self) -> jax.Array:
+        """How far the request leaves what was measured, natural log; 0 inside.
+
+        The greatest of: ln of the factor by which a matrix is larger than any fitted one, and
+        -ln of the share of a pass's time that lies within the range of the networks.
+        """
+        return jnp.max(self.domain_distances, axis=-1)
 
     @property
     def in_domain(self) -> jax.Array:
-        """Whether every size is within a factor of two of the fitted range, boolean."""
+        """Whether `domain_distance` is at most ln 2: sizes within a factor of two, half known."""
         return self.domain_distance <= np.float32(np.log(2.0))
 
     @property
@@ -161,10 +190,18 @@ def domain_distance(domain: dict[str, Any], arch: Architecture, work: Workload) 
     return worst
 
 
+def _unfamiliarity(costs: tuple[PassCosts, PassCosts]) -> jax.Array:
+    """-ln of the share of the time of a pass that lies within the networks' range; the worse."""
+    shares = [jnp.sum(c.time_s * c.familiarity) / jnp.sum(c.time_s) for c in costs]
+    return -jnp.log(jnp.maximum(jnp.minimum(*shares), 1e-6))
+
+
 def _predict_one(
     model: CostModel, arch: Architecture, work: Workload, structure: frozenset[str] | None
 ) -> Prediction:
-    costs = analytical.model_costs(model.coefficients, model.device, arch, work, structure)
+    costs = analytical.model_costs(
+        model.coefficients, model.device, arch, work, structure, model.blocks
+    )
     prefill, decode = map(_phase, costs)
     total_time = prefill.time_s + work.output_tokens * decode.time_s
     total_energy = prefill.energy_j + work.output_tokens * decode.energy_j
@@ -176,7 +213,9 @@ def _predict_one(
         total_energy_j=total_energy,
         output_tokens_per_s=work.batch_size * work.output_tokens / total_time,
         memory=memory_use(arch, work, model.device),
-        domain_distance=domain_distance(model.domain, arch, work),
+        domain_distances=jnp.stack(
+            [domain_distance(model.domain, arch, work), _unfamiliarity(costs)]
+        ),
     )
 
 
@@ -194,14 +233,14 @@ def _predict_batch_compiled(parts, arch, work, structure):
 _NO_CARD = Card("", "", "")
 
 
-def _rebuilt(parts: tuple[Device, dict, dict]) -> CostModel:
+def _rebuilt(parts: dict[str, Any]) -> CostModel:
     """A model without its card, so that one compiled program serves every device."""
-    device, coefficients, domain = parts
-    return CostModel(device=device, coefficients=coefficients, domain=domain, card=_NO_CARD)
+    return CostModel(**parts, card=_NO_CARD)
 
 
-def _parts(model: CostModel):
-    return model.device, model.coefficients, model.domain
+def _parts(model: CostModel) -> dict[str, Any]:
+    names = (field.name for field in dataclasses.fields(CostModel) if field.name != "card")
+    return {name: getattr(model, name) for name in names}
 
 
 def _check(model: CostModel, archs: Architecture, works: Workload) -> None:

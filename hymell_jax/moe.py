@@ -41,9 +41,6 @@ MOE_TERMS = ("launch", "rows", "memory", "compute", "chain")
 POWER_LAWS = {"balanced": 0.0, "power_law_1.01": 1.01, "power_law_1.2": 1.2}
 """Exponents of the measured distributions; 0 spreads tokens evenly, by turns."""
 
-NETWORK = {"hidden": (32, 32), "bound": float(np.log(2.0)), "steps": 3000, "weight_decay": 1e-2}
-"""Level 2: `MLPSpec` and `fit_ensemble` settings, chosen with whole shapes left out."""
-
 ACTIVATION_BYTES = 2.0
 TILE_ROWS = 16.0  # least rows of a tensor-core tile
 TAIL = 0.19  # of the busiest GPU's load; fits draws of the law at 8 to 128 experts within 10 %

@@ -108,7 +108,7 @@ def test_features_are_named_and_finite_and_start_from_level_one():
             phase, C, DEVICE, jnp.asarray([1.0, 64.0, 1e4]), jnp.asarray([1.0, 4096.0, 1e6]), 8.0
         )
         assert features.shape == (3, len(latent.LATENT_FEATURES)) and np.isfinite(features).all()
-    spec = mlp.MLPSpec(hidden=latent.NETWORK["hidden"], bound=latent.NETWORK["bound"])
+    spec = mlp.MLPSpec(hidden=(12,), n_monotone=len(latent.LATENT_MONOTONE))
     params = mlp.init_ensemble(spec, features.shape[1], (0,))
     mean, _ = mlp.correction(params, spec, mlp.fit_normalizer(features), features)
     assert (np.asarray(mean) == 0).all()

@@ -118,7 +118,7 @@ def test_features_are_named_and_finite_and_start_from_level_one():
     for kernel in KERNELS:
         features = linear.linear_features(kernel, C, DEVICE, *sizes)
         assert features.shape == (3, len(linear.LINEAR_FEATURES)) and np.isfinite(features).all()
-    spec = mlp.MLPSpec(hidden=linear.NETWORK["hidden"], bound=linear.NETWORK["bound"])
+    spec = mlp.MLPSpec(hidden=(12,), n_monotone=len(linear.LINEAR_MONOTONE))
     params = mlp.init_ensemble(spec, features.shape[1], (0,))
     mean, _ = mlp.correction(params, spec, mlp.fit_normalizer(features), features)
     assert (np.asarray(mean) == 0).all()

@@ -180,7 +180,7 @@ def test_features_are_named_finite_and_leave_level_one_alone_before_training():
     assert np.isfinite(features).all()
     column = features[:, moe.MOE_FEATURES.index("log2_tokens")]
     np.testing.assert_allclose(column, np.log2(TOKENS), atol=1e-5)
-    spec = mlp.MLPSpec(hidden=moe.NETWORK["hidden"], bound=moe.NETWORK["bound"])
+    spec = mlp.MLPSpec(hidden=(12,), n_monotone=len(moe.MOE_MONOTONE))
     params = mlp.init_ensemble(spec, features.shape[1], (0,))
     mean, _ = mlp.correction(params, spec, mlp.fit_normalizer(features), features)
     assert (np.asarray(mean) == 0).all()

@@ -1,0 +1,334 @@
+"""How the level-2 networks of a checkpoint are made: which rows feed which block, and settings.
+
+`fit_blocks` fits every block that a device, runtime and compute format has rows for. What a device
+has no rows for stays at level 1. Settings were chosen with whole shapes left out inside train.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import jax
+import numpy as np
+import pandas as pd
+
+from hymell_jax import attention, blocks, data, devices, latent, linear, mlp, moe
+from hymell_jax.fit import Progress
+from hymell_jax.types import DTYPES, Device
+
+_LN2, _LN4 = float(np.log(2.0)), float(np.log(4.0))
+SETTINGS: dict[str, dict[str, Any]] = {
+    "attention_prefill": {"hidden": (63, 63), "bound": _LN4, "steps": 4000, "members": 3,
+                          "learning_rate": 1e-2, "weight_decay": 1e-3},
+    "attention_decode": {"hidden": (63, 63), "bound": _LN4, "steps": 8000, "members": 3,
+                         "learning_rate": 1e-2, "weight_decay": 1e-3},
+    "experts": {"hidden": (30, 30), "bound": _LN2, "steps": 3000, "members": 3,
+                "weight_decay": 1e-2},
+    "linear": {"hidden": (24, 24), "bound": _LN2, "steps": 3000, "members": 3,
+               "weight_decay": 1e-2},
+    "latent": {"hidden": (30, 30), "bound": _LN2, "steps": 4000, "members": 3,
+               "weight_decay": 1e-2},
+}  # fmt: skip
+"""Network and training of each kind of block (`mlp.MLPSpec`, `mlp.fit_ensemble`)."""
+
+PLAIN_WEIGHT = 2.0
+"""Weight of attention rows in bf16 without a window, the most used case, over the others."""
+
+IMPLAUSIBLE = 1.5
+
+UNGATED_EXPERTS = {(2048, 5120, 22, 512), (2688, 1856, 6, 128), (1024, 2688, 22, 512)}
+"""(d_model, d_expert, top_k, n_experts) of models with two matrices an expert (Nemotron-H), as the
+0.24.0 tables time them; older tables time three."""
+
+MEASURED_KERNELS = {("b200-sxm-180gb", "vllm-0.24.0"): "trtllm"}
+"""Where a table mixes kernels: the one that the engine takes, by a part of its name."""
+
+
+def block_rows(
+    name: str, folder: str | os.PathLike[str], device: str, runtime: str, dtype: str
+) -> pd.DataFrame:
+    """Measured rows of one block; columns named as its level-1 form names its sizes.
+
+    Empty where nothing was measured.
+    """
+    if name in blocks.ATTENTION_BLOCKS:
+        return _attention_rows(name, folder, device, runtime)
+    if name == "experts":
+        return _expert_rows(folder, device, runtime, dtype)
+    if name in blocks.LINEAR_BLOCKS:
+        return _linear_rows(name, folder, device, runtime)
+    return _latent_rows(name, folder, device, runtime, dtype)
+
+
+def _table(folder, table: str, device: str, runtime: str) -> pd.DataFrame:
+    if not data.has_table(Path(folder), table):
+        return pd.DataFrame()
+    return data.read_table(folder, table, device=device, runtime=runtime)
+
+
+def _attention_rows(name, folder, device, runtime) -> pd.DataFrame:
+    frame = _table(folder, f"blocks/{name}", device, runtime)
+    if frame.empty:
+        return frame
+    frame = frame.rename(columns={"seq_len": "tokens", "context_len": "tokens"})
+    fp8 = frame["kv_dtype"] == "fp8"
+    plain = ~fp8 & (frame["window_size"] == 0)
+    return frame.assign(
+        value_head_dim=frame["head_dim"],
+        window_tokens=frame["window_size"],
+        kv_bytes=np.where(fp8, 1.0, 2.0),
+        weight=np.where(plain, PLAIN_WEIGHT, 1.0),
+        plain=plain,
+    )
+
+
+def _expert_rows(folder, device, runtime, dtype) -> pd.DataFrame:
+    frame = _table(folder, "blocks/moe", device, runtime)
+    if frame.empty:
+        return frame
+    frame = frame[frame["dtype"] == data.DTYPE_NAMES[dtype][0]]
+    kernel = MEASURED_KERNELS.get((device, runtime), "")
+    frame = frame[frame["kernel"].str.contains(kernel) | (frame["split"] == "test")]
+    names = {"num_tokens": "tokens", "moe_tp_size": "tensor_parallel",
+             "moe_ep_size": "expert_parallel"}  # fmt: skip
+    frame = frame.rename(columns=names).reset_index(drop=True)
+    shape = zip(
+        *(frame[c].astype(int) for c in ("d_model", "d_expert", "top_k", "n_experts")), strict=True
+    )
+    plain = np.array([s in UNGATED_EXPERTS for s in shape], bool) & (runtime == "vllm-0.24.0")
+    return frame.assign(
+        exponent=frame["distribution"].map(moe.POWER_LAWS).astype(float),
+        weight_bytes=DTYPES[dtype],
+        n_matrices=np.where(plain, 2.0, 3.0),
+        weight=1.0,
+    )
+
+
+def _linear_rows(name, folder, device, runtime) -> pd.DataFrame:
+    frame = _table(folder, "blocks/linear_attention", device, runtime)
+    if frame.empty:
+        return frame
+    role = frame["kernel"].map(linear.KERNEL_NAMES)
+    frame = frame[role == name.removeprefix("linear_")].reset_index(drop=True)
+    names = {"num_k_heads": "k_heads", "num_v_heads": "v_heads", "head_k_dim": "k_dim",
+             "head_v_dim": "v_dim"}  # fmt: skip
+    return frame.rename(columns=names).assign(weight=1.0)
+
+
+def _latent_rows(name, folder, device, runtime, dtype) -> pd.DataFrame:
+    frame = _table(folder, "blocks/mla", device, runtime)
+    if frame.empty:
+        return frame
+    wanted = {"bf16": "bfloat16", "fp8": "fp8_block"}[dtype]
+    phase = name.removeprefix("latent_")
+    frame = frame[(frame["dtype"] == wanted) & (frame["phase"] == phase)].reset_index(drop=True)
+    return frame.assign(
+        tokens=frame["context_len"],
+        weight_bytes=DTYPES[dtype],
+        kv_bytes=np.where(frame["kv_dtype"] == "fp8", 1.0, 2.0),
+        weight=1.0,
+    )
+
+
+ATTENTION_SIZES = (
+    "batch", "tokens", "n_heads", "n_kv_heads", "head_dim", "value_head_dim", "window_tokens",
+    "kv_bytes",
+)  # fmt: skip
+
+
+def size_names(name: str) -> tuple[str, ...]:
+    """The sizes that a block's level-1 form takes, in order: columns of `block_rows`."""
+    if name in blocks.ATTENTION_BLOCKS:
+        return ATTENTION_SIZES
+    if name == "experts":
+        return moe.MOE_SIZES
+    return linear.LINEAR_SIZES if name in blocks.LINEAR_BLOCKS else latent.LATENT_SIZES
+
+
+def _sizes(name: str, frame: pd.DataFrame) -> list[np.ndarray]:
+    return [frame[column].to_numpy(np.float32) for column in size_names(name)]
+
+
+def level1(name: str, coefficients: Mapping[str, Any], device: Device, frame: pd.DataFrame):
+    """(ln seconds [n_rows], features [n_rows, n]) of measured rows at level 1."""
+    sizes = _sizes(name, frame)
+    key = name.partition("_")[2]
+
+    def run(*sizes):
+        if name in blocks.ATTENTION_BLOCKS:
+            time_s, _ = attention.ATTENTION_TIME_S[key](coefficients, device, *sizes)
+            return time_s, blocks.attention_features.attention_features(
+                key, coefficients, device, *sizes
+            )
+        if name == "experts":
+            time_s, _ = moe.moe_time_s(coefficients, device, *sizes)
+            return time_s, moe.moe_features(coefficients, device, *sizes)
+        if name in blocks.LINEAR_BLOCKS:
+            time_s, _ = linear.linear_kernel_time_s(key, coefficients, device, *sizes)
+            return time_s, linear.linear_features(key, coefficients, device, *sizes)
+        time_s, _ = latent.latent_time_s(key, coefficients, device, *sizes)
+        return time_s, latent.latent_features(key, coefficients, device, *sizes)
+
+    time_s, features = jax.jit(run)(*sizes)
+    return np.log(np.asarray(time_s, np.float64)), np.asarray(features)
+
+
+def _fit_level1(name: str, device: Device, train: pd.DataFrame, seed: int) -> dict[str, float]:
+    sizes = dict(zip(size_names(name), _sizes(name, train), strict=True))
+    time_s = train["time_s"].to_numpy()
+    key = name.partition("_")[2]
+    if name == "experts":
+        return moe.fit_moe(device, sizes, time_s, seed=seed)
+    if name in blocks.LINEAR_BLOCKS:
+        return linear.fit_linear(key, device, sizes, time_s, max_rows=3000, seed=seed)
+    return latent.fit_latent(key, device, sizes, time_s, max_rows=3000, seed=seed)
+
+
+def _faster_than_less_work(frame: pd.DataFrame) -> np.ndarray:
+    """Attention rows more than `IMPLAUSIBLE` times faster than one with fewer sequences.
+
+    Kernels switch there (head dimension 512, more than 512 sequences); a time that does not
+    decrease in the batch cannot follow, and the rows would only pull at the others.
+    """
+    layout = ["n_heads", "n_kv_heads", "head_dim", "window_tokens", "kv_bytes", "tokens", "split"]
+    ordered = frame.sort_values("batch")
+    slowest = ordered.groupby(layout)["time_s"].cummax()
+    return (slowest > IMPLAUSIBLE * ordered["time_s"]).reindex(frame.index).to_numpy()
+
+
+def _trainable(name: str, device: str, runtime: str, frame: pd.DataFrame) -> np.ndarray:
+    """Train rows without those of other kernels."""
+    use = (frame["split"] == "train").to_numpy()
+    if name in blocks.ATTENTION_BLOCKS:
+        return use & ~_faster_than_less_work(frame)
+    if name != "experts":
+        return use
+    if device.startswith("a100"):  # few tokens over many GPUs: half of the rows are a floor
+        few = (frame["expert_parallel"] > 1) & (
+            frame["tokens"] * frame["top_k"] <= 4 * frame["n_experts"]
+        )
+        use &= ~few.to_numpy()
+    return use
+
+
+def fit_block(
+    name: str,
+    folder: str | os.PathLike[str],
+    device: str,
+    runtime: str,
+    dtype: str,
+    attention_coefficients: Mapping[str, Any],
+    *,
+    settings: Mapping[str, Any] | None = None,
+    seed: int = 0,
+    progress: Progress | None = None,
+) -> dict[str, Any] | None:
+    """One block fitted on train rows, as a checkpoint holds it; None without rows.
+
+    Args:
+        name: one of `blocks.BLOCKS`.
+        folder: of measured tables.
+        device, runtime, dtype: what was measured.
+        attention_coefficients: of level 1, both phases; used by the attention cores.
+        settings: in place of `SETTINGS` of its kind.
+        seed: of the first member of the ensemble; the others follow it.
+        progress: called with (what, done, total).
+    """
+    frame = block_rows(name, folder, device, runtime, dtype)
+    if frame.empty or not (frame["split"] == "train").any():
+        return None
+    spec_sheet = devices.get_device(device).device
+    use = _trainable(name, device, runtime, frame)
+    own = {} if name in blocks.ATTENTION_BLOCKS else _fit_level1(
+        name, spec_sheet, frame[use], seed
+    )  # fmt: skip
+    base, features = level1(name, own or attention_coefficients, spec_sheet, frame)
+    measured = np.log(frame["time_s"].to_numpy())
+    kind = name if name in SETTINGS else name.partition("_")[0]
+    options = dict(settings or SETTINGS[kind])
+    seeds = tuple(seed + member for member in range(options.pop("members")))
+    _, n_monotone = blocks.feature_names(name)
+    spec = mlp.MLPSpec(options.pop("hidden"), bound=options.pop("bound"), n_monotone=n_monotone)
+    normalizer = mlp.fit_normalizer(features[use])
+    params = mlp.fit_ensemble(
+        np.asarray(mlp.normalise(normalizer, features[use])),
+        base[use],
+        measured[use],
+        spec,
+        weights=frame["weight"].to_numpy()[use],
+        scale=float(mlp.level1_scale(spec, normalizer)),
+        seeds=seeds,
+        progress=progress and (lambda _, done, total: progress(name, done, total)),
+        **options,
+    )
+    fitted = {
+        "coefficients": {key: np.float32(value) for key, value in own.items()},
+        "spec": spec,
+        "params": params,
+        "normalizer": normalizer,
+        "rows_train": int(use.sum()),
+        "rows_test": int((frame["split"] == "test").sum()),
+    }
+    fitted["errors"] = block_errors(name, fitted, attention_coefficients, spec_sheet, frame)
+    return fitted
+
+
+def corrected_log_time(
+    name: str, fitted: Mapping[str, Any], attention_coefficients, device: Device, frame
+) -> tuple[np.ndarray, np.ndarray]:
+    """ln seconds [n_rows] at level 1 and at level 2."""
+    own = fitted["coefficients"] or attention_coefficients
+    base, features = level1(name, own, device, frame)
+    run = jax.jit(
+        lambda x: mlp.correction(fitted["params"], fitted["spec"], fitted["normalizer"], x)[0]
+    )
+    return base, base + np.asarray(run(features), np.float64)
+
+
+def block_errors(name, fitted, attention_coefficients, device: Device, frame):
+    """MAPE in percent by split, at level 1 and with the network; plain attention rows apart."""
+    base, both = corrected_log_time(name, fitted, attention_coefficients, device, frame)
+    measured = np.log(frame["time_s"].to_numpy())
+    plain = frame["plain"].to_numpy() if "plain" in frame else np.ones(len(frame), bool)
+    rows = []
+    for split in ("train", "test"):
+        for case, mask in (("all", np.ones(len(frame), bool)), ("bf16 full", plain)):
+            here = (frame["split"] == split).to_numpy() & mask
+            if not here.any() or (case != "all" and name not in blocks.ATTENTION_BLOCKS):
+                continue
+            one, two = (100.0 * np.abs(np.expm1((x - measured)[here])) for x in (base, both))
+            rows.append({"split": split, "rows": case, "n": int(here.sum()),
+                         "level1_mape": round(float(one.mean()), 3),
+                         "level2_mape": round(float(two.mean()), 3),
+                         "level2_mdape": round(float(np.median(two)), 3)})  # fmt: skip
+    return rows
+
+
+def fit_blocks(
+    folder: str | os.PathLike[str],
+    device: str,
+    runtime: str,
+    dtype: str,
+    attention_coefficients: Mapping[str, Any],
+    *,
+    known: Mapping[str, Mapping[str, Any]] | None = None,
+    seed: int = 0,
+    progress: Progress | None = None,
+) -> dict[str, dict[str, Any]]:
+    """Every block that was measured, by name, as `fit_block` returns it.
+
+    Args:
+        known: blocks that were fitted before and are taken as they are.
+    """
+    found: dict[str, dict[str, Any]] = {}
+    for name in blocks.BLOCKS:
+        fitted = (known or {}).get(name) or fit_block(
+            name, folder, device, runtime, dtype, attention_coefficients,
+            seed=seed, progress=progress,
+        )  # fmt: skip
+        if fitted is not None:
+            found[name] = dict(fitted)
+    return found
