@@ -10,7 +10,8 @@ that no block accounts for:
 
 Continuous batching: in steady state B / L sequences end in a step and as many begin, so a step also
 carries their prompts. The mean step holds lambda = B / L prompts; the median step holds fewer,
-about lambda - ln 2 once lambda exceeds it (the median of a Poisson number).
+about lambda - ln 2 once lambda exceeds it (the median of a Poisson number of prompts of very
+different lengths).
 
 An eager engine writes the attention scores to memory and runs norms, rotations and activations as
 chains of element-wise kernels; that traffic is added.
@@ -105,7 +106,7 @@ FEATURES = MONOTONE + FREE
 `MONOTONE` ones, in which neither time nor energy may decrease, what the physics says of the target
 in microseconds. The `FREE` ones say what kind of model and pass it is."""
 
-NETWORK = MLPSpec(hidden=(12, 12), bound=float(np.log(1.5)), n_monotone=len(MONOTONE), embedding=8)
+NETWORK = MLPSpec(hidden=(12, 12), bound=float(np.log(1.25)), n_monotone=len(MONOTONE), embedding=8)
 
 SCALE_FLOOR = 0.03  # of the ln of an error, however well the networks agree
 SCALE_OUTSIDE = 0.15  # more of it where the sizes are nothing like those of training

@@ -39,7 +39,7 @@ HOST_WIDTH = 0.5  # prior of ln of a machine's host speed against the others of 
 PROMPT_PRIOR = (float(np.log(500.0)), 1.5)  # ln tokens, where a source does not say
 CAMPAIGN_PRIOR = (np.log([1e-4, 1e-6]).astype(np.float32), 3.0)  # ln s a step, ln s a request
 STEPS, LEARNING_RATE = 800, 0.05
-NETWORK_STEPS, NETWORK_RATE, NETWORK_DECAY = 300, 5e-3, 1e-2
+NETWORK_STEPS, NETWORK_RATE, NETWORK_DECAY = 150, 3e-3, 0.1
 
 
 @jax.tree_util.register_dataclass
@@ -169,6 +169,29 @@ def predict_row(
 def predict(values, network, rows: Rows, sizes: Sizes) -> tuple[jax.Array, jax.Array]:
     """`predict_row` of all rows: [n_rows, n_targets] and [n_rows, 2, 2]."""
     return jax.vmap(lambda row: predict_row(values, network, row, sizes))(rows)
+
+
+def predict_bare_row(values: Mapping[str, Any], row: Rows, sizes: Sizes) -> jax.Array:
+    """The blocks of a row added up, [n_targets]: nothing of level 3 but the prompt length."""
+    work, (prefill, decode) = _at_prompt(values, row, sizes)
+    prefill_s, decode_s = jnp.sum(prefill.time_s), jnp.sum(decode.time_s)
+    prompts = 1.0 / work.output_tokens  # of the batch's, in a mean step
+    energies = jnp.stack(
+        [
+            decode.energy_j + prompts * prefill.energy_j,
+            prefill.energy_j,
+            row.turns * (prefill.energy_j + work.output_tokens * decode.energy_j),
+        ]
+    )
+    found = [
+        prefill_s,
+        decode_s,
+        decode_s + prompts * prefill_s,
+        decode_s,
+        row.turns * (prefill_s + work.output_tokens * decode_s),
+        jnp.sum(row.phase * energies),
+    ]
+    return jnp.stack(found)
 
 
 def _bent(error: jax.Array) -> jax.Array:

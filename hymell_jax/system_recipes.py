@@ -1,15 +1,22 @@
-"""How level 3 is made: block costs of measured rows, terms by engine, networks, intervals.
+"""How level 3 is made: terms by engine, networks and intervals, with architectures left out.
 
-`block_costs` runs the lower levels on every row, `left_out` predicts each row from fits that never
-saw its architecture, `fit_level3` makes what a checkpoint stores. Everything is deterministic: the
-same rows and seeds give the same numbers.
+`fit_folds` fits every engine and the networks once without each architecture and once with all
+rows, `predict_left_out` predicts each row by the fold that never saw its architecture, and
+`fit_level3` makes what a checkpoint stores. Deterministic: the same rows and seeds give the same
+numbers.
+
+Intervals are split conformal, ln y = ln y_predicted +- q scale: q is the quantile over rows of
+left-out architectures of |ln error| / scale, by engine and device where there are rows enough. A
+device without rows takes the terms of the most alike one, and a q over devices left out.
 """
 
 from __future__ import annotations
 
 import dataclasses
 import functools
-from collections.abc import Callable, Sequence
+import importlib.metadata
+import itertools
+from collections.abc import Sequence
 from typing import Any
 
 import jax
@@ -17,191 +24,15 @@ import jax.numpy as jnp
 import numpy as np
 import pandas as pd
 
-from hymell_jax import analytical, checkpoint, devices, mlp, operators, serving, system_fit, systems
+from hymell_jax import devices, mlp, serving, system_fit, systems
 from hymell_jax.mlp import Progress
-from hymell_jax.model import CostModel
-from hymell_jax.serving import Blocks
-from hymell_jax.system_fit import TARGETS, Rows, Sizes
-from hymell_jax.types import Device
-
-GRID = (64.0, 256.0, 1024.0, 4096.0)
-"""Prompt lengths at which blocks are computed where a source hides its own, tokens."""
-
-EAGER_ENGINES = ("transformers-eager",)
-HEADLESS_TABLES = ("energaizer_prefill",)
-"""Tables of the bare model, without the product that makes logits."""
-
-KERNELS: dict[tuple[str, str], str] = {("b200-sxm-180gb", "vllm-0.11.1"): "vllm-0.22.0"}
-"""(device, engine): the checkpoint whose kernels are nearest to that engine's; else the newest."""
+from hymell_jax.system_fit import TARGETS
+from hymell_jax.system_rows import Problem, stack_leaves
 
 QUANTISED_WEIGHT = 0.1  # of rows in 8 or 4 bits: their kernels differ from checkpoint to checkpoint
 SEEDS = (0, 1, 2)
 COVERAGE = 0.9
-LEAST_ROWS, LEAST_GROUPS = 20, 2  # for a quantile of an engine's own
-CLOCKED = (
-    "peak_flops_per_s", "peak_fp8_flops_per_s", "peak_vector_flops_per_s", "boost_clock_hz",
-)  # fmt: skip
-_PAD = 64
-
-Models = Callable[[str, str, str], CostModel]
-"""(device, engine, dtype) -> the model whose lower levels cost the blocks."""
-
-
-def shipped_models(folder: str | None = None) -> Models:
-    """The checkpoints in a folder, by default those shipped, each loaded once."""
-
-    @functools.cache
-    def find(device: str, engine: str, dtype: str) -> CostModel:
-        runtime = KERNELS.get((device, engine))
-        return checkpoint.load(device, runtime, dtype, folder)
-
-    return find
-
-
-def _device_of(row: pd.Series) -> Device:
-    """The data sheet at the clock that the row was measured at."""
-    device, share = devices.get_device(row["device"]).device, np.float32(row["clock_share"])
-    return dataclasses.replace(device, **{n: getattr(device, n) * share for n in CLOCKED})
-
-
-def _stack(values: Sequence[Any]) -> Any:
-    return jax.tree.map(lambda *leaves: np.stack([np.float32(x) for x in leaves]), *values)
-
-
-@functools.partial(jax.jit, static_argnames="structure")
-def _costs(coefficients, device, arch, work, structure):
-    def one(device, arch, work):
-        return analytical.model_costs(coefficients, device, arch, work, structure)
-
-    return jax.vmap(one)(device, arch, work)
-
-
-def block_costs(
-    rows: pd.DataFrame, models: Models, progress: Progress | None = None
-) -> tuple[Blocks, Blocks]:
-    """Blocks of the prefill pass and of the decode step, leaves [n_rows, n_grid, ...].
-
-    Where the prompt is known, all points of the grid hold the same numbers.
-
-    Args:
-        rows: of `systems.read_systems`.
-        models: whose lower levels to run.
-        progress: called with (what, jobs done, jobs in all).
-    """
-    jobs: dict[Any, list] = {}
-    for index, (_, row) in enumerate(rows.iterrows()):
-        arch, known = systems.group_architecture(row["group"]), np.isfinite(row["prompt"])
-        dtype = "fp8" if row["weight_bytes"] == 1.0 else "bf16"
-        for place, prompt in enumerate((row["prompt"],) if known else GRID):
-            work = systems.row_workload(row, prompt)
-            key = row["device"], row["engine"], dtype, operators.structure_of(arch, work)
-            headless = row["table"] in HEADLESS_TABLES
-            jobs.setdefault(key, []).append((index, place, known, headless, row, arch, work))
-    found: dict[tuple[int, int], Any] = {}
-    total, done = sum(map(len, jobs.values())), 0
-    for (device, engine, dtype, structure), every in jobs.items():
-        model = models(device, engine, dtype)
-        for first in range(0, len(every), _PAD):
-            part = every[first : first + _PAD]
-            padded = part + part[:1] * (_PAD - len(part))
-            inputs = (_stack([job[k] for job in padded]) for k in (5, 6))
-            device_of = _stack([_device_of(job[4]) for job in padded])
-            costs = _costs(model.coefficients, device_of, *inputs, structure)
-            costs = jax.tree.map(np.asarray, costs)
-            for at, (index, place, known, headless, *_) in enumerate(part):
-                blocks = tuple(_blocks(one, at, headless) for one in costs)
-                for cell in range(len(GRID)) if known else (place,):
-                    found[index, cell] = blocks
-            done += len(part)
-            if progress is not None:
-                progress("blocks of measured models", done, total)
-    cells = [[found[i, j] for j in range(len(GRID))] for i in range(len(rows))]
-    return tuple(
-        _stack([_stack([cell[phase] for cell in row]) for row in cells]) for phase in (0, 1)
-    )
-
-
-def _blocks(costs, at: int, headless: bool) -> Blocks:
-    """The blocks of one row of a batch of costs."""
-    keep = np.ones(len(operators.PARTS), np.float32)
-    if headless:
-        keep[operators.PARTS.index("lm_head")] = 0.0
-    fields = ("time_s", "energy_j", "flops", "memory_bytes")
-    parts = {name: getattr(costs, name)[at] * keep for name in fields}
-    return serving.blocks_of(dataclasses.replace(costs, **parts))
-
-
-@dataclasses.dataclass(frozen=True)
-class Problem:
-    """The rows of one engine as arrays, and what its indices stand for."""
-
-    engine: str
-    frame: pd.DataFrame
-    rows: Rows
-    sizes: Sizes
-    tasks: tuple[str, ...]
-    campaigns: tuple[str, ...]
-    machines: tuple[str, ...]
-    groups: tuple[str, ...]
-
-    @property
-    def eager(self) -> bool:
-        """Whether kernels are launched one by one."""
-        return self.engine in EAGER_ENGINES
-
-
-def _campaigns(frame: pd.DataFrame) -> list[str]:
-    several = np.where(frame["tensor_parallel"] > 1, "several GPUs", "one GPU")
-    width = np.where(frame["quantised"], "quantised", "16 bits")
-    parts = (frame["device"], frame["task"], several, width)
-    return [", ".join(str(x) for x in row if x) for row in zip(*parts, strict=True)]
-
-
-def _index(values: Sequence[str]) -> tuple[tuple[str, ...], np.ndarray]:
-    names = tuple(sorted(set(values)))
-    return names, np.array([names.index(v) for v in values], np.int32)
-
-
-def problem(
-    engine: str, rows: pd.DataFrame, costs: tuple[Blocks, Blocks], keep: np.ndarray | None = None
-) -> Problem:
-    """The rows of one engine, with their blocks, ready to fit."""
-    here = np.flatnonzero((rows["engine"] == engine) & (True if keep is None else keep))
-    frame = rows.iloc[here].reset_index(drop=True)
-    prefill, decode = (jax.tree.map(lambda leaf: leaf[here], blocks) for blocks in costs)
-    known = np.isfinite(frame["prompt"])
-    tasks, task = _index(list(np.where(known, "", frame["task"])))
-    campaigns, campaign = _index(_campaigns(frame))
-    machines, machine = _index(list(frame["device"]))
-    steady = frame["continuous"] > 0
-    prefill_only = frame["prefill_time_s"].notna() & frame["decode_time_s"].isna()
-    energy = frame["energy_j"].where(~steady, frame["energy_per_output_token_j"] * frame["batch"])
-    measured = {
-        "prefill": frame["prefill_time_s"],
-        "decode": frame["decode_time_s"].where(~steady),
-        "steady": frame["decode_time_s"].where(steady),
-        "median": frame["decode_median_s"],
-        "total": frame["total_time_s"],
-        "energy": energy,
-    }
-    phase = np.stack([steady, prefill_only, ~steady & ~prefill_only], 1)
-    arrays = Rows(
-        arch=_stack([systems.group_architecture(g) for g in frame["group"]]),
-        device=_stack([_device_of(row) for _, row in frame.iterrows()]),
-        work=_stack([systems.row_workload(row) for _, row in frame.iterrows()]),
-        prefill=prefill,
-        decode=decode,
-        prompt_known=known.to_numpy(np.float32),
-        task=task,
-        campaign=campaign,
-        machine=machine,
-        turns=frame["turns"].to_numpy(np.float32),
-        phase=phase.astype(np.float32),
-        measured=np.stack([measured[t].to_numpy(np.float32) for t in TARGETS], 1),
-    )
-    sizes = Sizes(len(tasks), len(campaigns), len(machines), GRID)
-    groups = tuple(sorted(frame["group"].unique()))
-    return Problem(engine, frame, arrays, sizes, tasks, campaigns, machines, groups)
+LEAST_ROWS, LEAST_GROUPS = 20, 4  # for a quantile of an engine and device alone
 
 
 def base_weights(frame: pd.DataFrame) -> np.ndarray:
@@ -260,7 +91,7 @@ def _fit_networks(problems, groups, terms, seeds) -> dict[str, Any]:
             mlp.fit_normalizer(f[(w > 0) & np.isfinite(e)])
             for f, w, e in zip(features, weights, errors, strict=True)
         ]
-        stacked = _stack(normalizers)
+        stacked = stack_leaves(normalizers)
         z = jax.vmap(mlp.normalise)(stacked, features)
         scales = jax.vmap(lambda n: mlp.level1_scale(serving.NETWORK, n))(stacked)
         params = system_fit.fit_networks(z, errors, weights, scales, seeds)
@@ -298,3 +129,265 @@ def _with_predictions(p: Problem, predicted: np.ndarray, scale: np.ndarray) -> p
     rows = np.arange(len(frame))
     frame["scale_time"], frame["scale_energy"] = scale[rows, which, 0], scale[rows, which, 1]
     return frame
+
+
+def predict_bare(fitted: Fitted, problems: Sequence[Problem] | None = None) -> pd.DataFrame:
+    """The blocks alone, added up: what levels 1 and 2 say without level 3.
+
+    Prompt lengths that a source hides are those of each row's fold. The median step is taken as a
+    step without newcomers.
+
+    Args:
+        fitted: whose folds.
+        problems: the same rows with blocks of other levels; by default those of `fitted`.
+    """
+    frames = []
+    for p, values in zip(problems or fitted.problems, fitted.terms, strict=True):
+        fold = np.array([fitted.groups.index(g) for g in p.frame["group"]])
+
+        def one(fold, row, p=p, values=values):
+            here = jax.tree.map(lambda leaf: jnp.asarray(leaf)[fold], values)
+            return system_fit.predict_bare_row(here, row, p.sizes)
+
+        predicted = np.asarray(jax.jit(jax.vmap(one))(fold, p.rows))
+        frames.append(_with_predictions(p, predicted, np.ones((len(p.frame), 2, 2))))
+    return pd.concat(frames, ignore_index=True)
+
+
+PRIMARY = ("median", "total", "prefill", "decode", "steady")
+"""Which time of a row its interval is judged by: the first that was measured."""
+
+
+WIDTHS = ("16 bits", "quantised")
+"""Kernels of 8 and 4 bits differ from checkpoint to checkpoint: intervals of their own."""
+
+
+def _width(frame: pd.DataFrame) -> np.ndarray:
+    return np.where(frame["quantised"].astype(bool), WIDTHS[1], WIDTHS[0])
+
+
+def scores(frame: pd.DataFrame) -> pd.DataFrame:
+    """`error_time`, `error_energy` (|ln|) and `score_time`, `score_energy` (over scale) by row."""
+    time = pd.Series(np.nan, frame.index)
+    for target in PRIMARY:
+        ratio = np.log(frame[target] / frame[f"{target}_measured"]).abs()
+        time = time.fillna(ratio)
+    energy = np.log(frame["energy"] / frame["energy_measured"]).abs()
+    return frame.assign(
+        error_time=time,
+        error_energy=energy,
+        score_time=time / frame["scale_time"],
+        score_energy=energy / frame["scale_energy"],
+    )
+
+
+def conformal_quantile(values: np.ndarray) -> float:
+    """The ceil((n + 1) 0.9)-th smallest score; the greatest where there are fewer than nine."""
+    values = np.sort(values[np.isfinite(values)])
+    if not len(values):
+        return np.nan
+    rank = int(np.ceil((len(values) + 1) * COVERAGE))
+    return float(values[min(rank, len(values)) - 1])
+
+
+def _quantile_for(scored: pd.DataFrame, engine: str, device: str, target: str) -> float:
+    """From rows of the engine on the device where they hold architectures enough.
+
+    A few architectures say little about a new one, however many rows they have: then the greatest
+    of the quantiles of engine and device, engine, and all rows.
+    """
+    measured = scored[scored[f"score_{target}"].notna()]
+    of_engine = measured[measured["engine"] == engine]
+    own = of_engine[of_engine["device"] == device]
+    if len(own) >= LEAST_ROWS and own["group"].nunique() >= LEAST_GROUPS:
+        return conformal_quantile(own[f"score_{target}"].to_numpy())
+    found = [
+        conformal_quantile(x[f"score_{target}"].to_numpy()) for x in (own, of_engine, measured)
+    ]
+    return float(np.nanmax(found))
+
+
+def coverage(scored: pd.DataFrame) -> pd.DataFrame:
+    """Share of rows within intervals whose quantile never saw their architecture.
+
+    Returns:
+        One row for each device, target and width: device, target, width, n, groups, coverage (percent) and the
+        median half width (percent).
+    """
+    found = []
+    for target, width in itertools.product(("time", "energy"), WIDTHS):
+        here = scored[scored[f"score_{target}"].notna() & (_width(scored) == width)]
+        quantile = pd.Series(np.nan, here.index)
+        for (engine, device, group), rows in here.groupby(["engine", "device", "group"]):
+            others = here[here["group"] != group]
+            quantile[rows.index] = _quantile_for(others, engine, device, target)
+        inside = here[f"score_{target}"] <= quantile
+        width = np.expm1(quantile * here[f"scale_{target}"])
+        for device, rows in here.groupby("device"):
+            found.append(
+                dict(
+                    device=device, target=target, width=width, n=len(rows), groups=rows["group"].nunique(),
+                    coverage=round(100.0 * float(inside[rows.index].mean()), 1),
+                    half_width=round(100.0 * float(width[rows.index].median()), 1),
+                )
+            )  # fmt: skip
+    return pd.DataFrame(found)
+
+
+def device_left_out(problems: Sequence[Problem]) -> pd.DataFrame:
+    """Rows of each device predicted from the other devices of its engine, physics alone.
+
+    Terms are those of the most alike device that was kept.
+    """
+    frames = []
+    for p in problems:
+        if len(p.machines) < 2:
+            continue
+        base, device = base_weights(p.frame), p.frame["device"].to_numpy()
+        weights = np.stack([base * (device != name) for name in p.machines])
+        terms = system_fit.fit_engine(p.rows, p.sizes, weights, p.eager)
+        near = [
+            p.machines.index(devices.nearest_measured(m, [o for o in p.machines if o != m]))
+            for m in p.machines
+        ]
+        moved = dataclasses.replace(p.rows, machine=np.array(near, np.int32)[p.rows.machine])
+
+        def one(fold, row, p=p, terms=terms):
+            values = jax.tree.map(lambda leaf: jnp.asarray(leaf)[fold], terms)
+            return system_fit.predict_row(values, None, row, p.sizes)
+
+        predicted, scale = jax.jit(jax.vmap(one))(p.rows.machine, moved)
+        frames.append(_with_predictions(p, np.asarray(predicted), np.asarray(scale)))
+    return pd.concat(frames, ignore_index=True)
+
+
+def _plain(tree: Any) -> Any:
+    return jax.tree.map(lambda leaf: np.asarray(leaf, np.float32), tree)
+
+
+def _terms(fitted: Fitted, scored: pd.DataFrame) -> dict[str, Any]:
+    """Coefficients by engine and machine, with energy terms borrowed where none was measured."""
+    engines: dict[str, Any] = {}
+    with_energy = {}
+    for p, values in zip(fitted.problems, fitted.terms, strict=True):
+        values = jax.tree.map(lambda leaf: leaf[-1], values)
+        machines = {}
+        for index, name in enumerate(p.machines):
+            machines[name] = _plain(system_fit.machine_coefficients(values, index))
+            rows = p.frame["device"] == name
+            if np.isfinite(p.rows.measured[rows.to_numpy(), TARGETS.index("energy")]).any():
+                with_energy.setdefault(name, machines[name])
+        engines[p.engine] = {
+            "machines": machines,
+            "prompt_tokens": {
+                t: float(np.exp(values["prompt"][i])) for i, t in enumerate(p.tasks) if t
+            },
+            "campaigns": {
+                c: [float(x) for x in np.exp(values["campaign"][i])]
+                for i, c in enumerate(p.campaigns)
+            },
+            "quantiles": {
+                name: {
+                    width: {
+                        t: _quantile_for(scored[_width(scored) == width], p.engine, name, t)
+                        for t in ("time", "energy")
+                    }
+                    for width in WIDTHS
+                }
+                for name in p.machines
+            },
+        }
+    for p in fitted.problems:
+        for name, terms in engines[p.engine]["machines"].items():
+            rows = (p.frame["device"] == name).to_numpy()
+            if np.isfinite(p.rows.measured[rows, TARGETS.index("energy")]).any():
+                continue
+            source = devices.nearest_measured(name, with_energy)
+            for term in serving.ENERGY_COEFFICIENTS:
+                terms[term] = with_energy[source][term]
+    return engines
+
+
+def fit_level3(
+    problems: Sequence[Problem],
+    unmapped: pd.DataFrame,
+    *,
+    seeds: Sequence[int] = SEEDS,
+    progress: Progress | None = None,
+) -> tuple[dict[str, Any], Fitted]:
+    """Level 3 as a plain dict of numbers, and the folds that its error tables come from.
+
+    Args:
+        problems: of `system_rows.problem`, one an engine.
+        unmapped: the second table of `systems.read_systems`.
+        seeds: one a network of the ensemble.
+        progress: called with (what, done, total).
+    """
+    fitted = fit_folds(problems, seeds, progress)
+    scored = scores(predict_left_out(fitted))
+    moved = scores(device_left_out(problems))
+    networks = jax.tree.map(lambda leaf: leaf[-1], fitted.networks)
+    tables = sorted(scored["table"].unique())
+    content = {
+        "engines": _terms(fitted, scored),
+        "transferred": {
+            width: {
+                t: conformal_quantile(moved.loc[_width(moved) == width, f"score_{t}"].to_numpy())
+                for t in ("time", "energy")
+            }
+            for width in WIDTHS
+        },
+        "network": {
+            target: {
+                "params": _plain(entry["params"]),
+                "normalizer": {
+                    f.name: np.asarray(getattr(entry["normalizer"], f.name), np.float32)
+                    for f in dataclasses.fields(entry["normalizer"])
+                },
+            }
+            for target, entry in networks.items()
+        },
+        "card": {
+            "sources": [
+                {
+                    "name": systems.SOURCES[t][0], "licence": systems.SOURCES[t][1],
+                    "table": f"systems/{t}", "rows": int((scored["table"] == t).sum()),
+                }
+                for t in tables
+            ],
+            "rows_left_out": unmapped.to_dict("records"),
+            "recipe": {
+                "seeds": list(seeds), "features": list(serving.FEATURES),
+                "network": dataclasses.asdict(serving.NETWORK),
+                "steps": system_fit.STEPS, "network_steps": system_fit.NETWORK_STEPS,
+                "prior_weight": system_fit.PRIOR_WEIGHT, "coverage": COVERAGE,
+            },
+            "errors": error_table(scored),
+            "coverage": coverage(scored).to_dict("records"),
+            "split": "errors are of architectures left out, one at a time",
+            "libraries": {p: importlib.metadata.version(p) for p in ("jax", "optax", "numpy")},
+        },
+    }  # fmt: skip
+    return content, fitted
+
+
+def error_table(frame: pd.DataFrame) -> list[dict[str, Any]]:
+    """Errors in percent by table, engine, device, kind of model, GPUs, width, phase and target."""
+    kind = np.where(frame["moe"], "moe", "dense")
+    gpus = np.where(frame["tensor_parallel"] > 1, "several", "one")
+    keyed = frame.assign(kind=kind, gpus=gpus, width=_width(frame))
+    keys = ["table", "engine", "device", "kind", "gpus", "width"]
+    found = []
+    for target in TARGETS:
+        known = keyed[keyed[f"{target}_measured"].notna()]
+        error = (known[target] / known[f"{target}_measured"] - 1.0).abs() * 100.0
+        for key, rows in known.groupby(keys):
+            here = error[rows.index]
+            found.append(
+                {
+                    **dict(zip(keys, key, strict=True)), "target": target, "n": len(rows),
+                    "models": int(rows["group"].nunique()), "mape": round(float(here.mean()), 2),
+                    "mdape": round(float(here.median()), 2),
+                }
+            )  # fmt: skip
+    return found

@@ -1,0 +1,314 @@
+"""How far off is level 3 on whole models that it never saw? Counterparts of tables 6 and 7.
+
+Every measured system is predicted by fits that left its architecture out: by the blocks alone, by
+the physics of serving, with the networks, and by a black box on the same folds. Prints the tables
+and writes results.json, README.md and plots beside itself.
+"""
+
+from __future__ import annotations
+
+import argparse
+import dataclasses
+import json
+import time
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pandas as pd
+
+from hymell_jax import data, devices, system_recipes, system_rows, systems
+from hymell_jax.files import write_whole
+
+HERE = Path(__file__).parent
+FORMS = ("level 1", "levels 1+2", "physics", "level 3", "black box")
+PHASES = {
+    "prefill": "prefill", "decode": "decode", "median": "decode", "steady": "decode, mean step",
+    "total": "whole run",
+}  # fmt: skip
+PAPER = {  # HYMELL (arXiv 2608.06723), table 6: time, energy
+    ("prefill", "dense"): (10.179, 9.969),
+    ("decode", "dense"): (8.194, 10.771),
+    ("prefill", "moe"): (12.772, 13.091),
+    ("decode", "moe"): (12.776, 13.305),
+}
+PAPER_MEAN = (10.980, 11.784)
+PAPER_LLAMA = {256: (5.65, 1.64), 1024: (4.44, 1.16), 2048: (1.60, 1.79), 4096: (5.09, 1.71)}
+AMALI = (15.56, 34.90)  # prefill, decode
+SIZES = (
+    "n_layers", "d_model", "n_heads", "n_kv_heads", "head_dim", "d_ff", "vocab_size", "n_experts",
+    "experts_per_token", "d_expert",
+)  # fmt: skip
+RATES = ("peak_flops_per_s", "memory_bytes_per_s", "power_limit_w", "n_sm")
+
+
+def black_box(frame: pd.DataFrame, settings: dict[str, Any]) -> pd.DataFrame:
+    """Boosted trees on sizes of model, workload and device, one architecture left out at a time."""
+    import xgboost
+
+    archs = {g: systems.group_architecture(g) for g in frame["group"].unique()}
+    specs = {d: devices.get_device(d).device for d in frame["device"].unique()}
+    inputs = {n: np.log1p([float(getattr(archs[g], n)) for g in frame["group"]]) for n in SIZES}
+    inputs |= {n: np.log([float(getattr(specs[d], n)) for d in frame["device"]]) for n in RATES}
+    for name in ("batch", "prompt", "output", "tensor_parallel", "expert_parallel", "clock_share"):
+        inputs[name] = np.log(frame[name].to_numpy(float))
+    inputs["weight_bytes"] = frame["weight_bytes"].to_numpy(float)
+    for name in ("engine", "task"):
+        for value in frame[name].unique():
+            inputs[f"{name} {value}"] = (frame[name] == value).to_numpy(float)
+    table, found = np.stack(list(inputs.values()), 1), frame.copy()
+    for target in system_recipes.TARGETS:
+        measured = frame[f"{target}_measured"].to_numpy(float)
+        known, predicted = np.isfinite(measured), np.full(len(frame), np.nan)
+        for group in frame["group"].unique():
+            here = (frame["group"] == group).to_numpy()
+            if not (known & here).any() or not (known & ~here).any():
+                continue
+            trees = xgboost.XGBRegressor(**settings, n_jobs=1, random_state=0)
+            trees.fit(table[known & ~here], np.log(measured[known & ~here]))
+            predicted[known & here] = np.exp(trees.predict(table[known & here]))
+        found[target] = predicted
+    return found
+
+
+def error_rows(forms: dict[str, pd.DataFrame]) -> list[dict[str, Any]]:
+    """Errors of every form by table, engine, device, kind, GPUs, width and target."""
+    merged: dict[tuple, dict[str, Any]] = {}
+    for form, frame in forms.items():
+        for row in system_recipes.error_table(frame):
+            key = tuple(row[k] for k in ("table", "engine", "device", "kind", "gpus", "width"))
+            entry = merged.setdefault((*key, row["target"]), dict(row))
+            entry.pop("mape", None), entry.pop("mdape", None)
+            entry[form] = {"mape": row["mape"], "mdape": row["mdape"]}
+    for entry in merged.values():
+        phase, target = PHASES.get(entry["target"], ""), entry["target"]
+        if target == "energy":
+            phase = "prefill" if entry["table"] == "energaizer_prefill" else "decode"
+        paper = PAPER.get((phase, entry["kind"]))
+        entry["phase"] = phase
+        entry["paper"] = paper[target == "energy"] if paper else None
+    return list(merged.values())
+
+
+def by_device(forms: dict[str, pd.DataFrame]) -> list[dict[str, Any]]:
+    """Table 6: 16-bit rows by device, phase, kind and target, all engines together."""
+    found = []
+    for target in system_recipes.TARGETS:
+        for name, frame in forms.items():
+            plain = frame[~frame["quantised"].astype(bool)]
+            plain = plain[plain[f"{target}_measured"].notna()]
+            error = (plain[target] / plain[f"{target}_measured"] - 1.0).abs() * 100.0
+            phase = PHASES.get(target)
+            where = np.where(plain["table"] == "energaizer_prefill", "prefill", "decode")
+            whole = plain["table"].isin(["argonne_latency", "argonne_power"])
+            where = np.where(whole, "whole run", where) if phase is None else phase
+            kind = np.where(plain["moe"], "moe", "dense")
+            keyed = pd.DataFrame(
+                dict(device=plain["device"], phase=where, kind=kind, error=error,
+                     group=plain["group"])
+            )  # fmt: skip
+            for key, rows in keyed.groupby(["device", "phase", "kind"]):
+                match = [r for r in found if (*key, target) == r["key"]]
+                entry = match[0] if match else {"key": (*key, target)}
+                if not match:
+                    found.append(entry)
+                entry |= dict(
+                    zip(("device", "phase", "kind"), key, strict=True),
+                    target="energy" if target == "energy" else "time",
+                    n=len(rows),
+                    models=int(rows["group"].nunique()),
+                )
+                entry[name] = round(float(rows["error"].mean()), 2)
+                paper = PAPER.get(key[1:])
+                entry["paper"] = paper[target == "energy"] if paper else None
+    for entry in found:
+        del entry["key"]
+    return sorted(found, key=lambda r: (r["target"], r["phase"], r["kind"], r["device"]))
+
+
+def llama_by_length(forms: dict[str, pd.DataFrame]) -> list[dict[str, Any]]:
+    """Table 7: whole runs of LLaMA-3 8B at batch 1 on one GPU, by prompt and output length."""
+    found = []
+    first = forms["level 3"]
+    here = (first["group"] == "llama-3-8b") & (first["batch"] == 1) & first["total"].notna()
+    here &= first["total_measured"].notna() & (first["tensor_parallel"] == 1)
+    here &= first["table"] == "argonne_latency"
+    for (device, length), rows in first[here].groupby(["device", "prompt"]):
+        entry = {"device": device, "prompt_and_output": int(length), "n": len(rows)}
+        for name, frame in forms.items():
+            one = frame.loc[rows.index]
+            error = (one["total"] / one["total_measured"] - 1.0).abs() * 100.0
+            entry[name] = round(float(error.mean()), 2)
+        entry["engines"] = sorted(rows["engine"].unique())
+        paper = PAPER_LLAMA.get(int(length))
+        entry["paper_prefill_decode"] = list(paper) if paper else None
+        found.append(entry)
+    return found
+
+
+def predictions(config: dict[str, Any], folder: Path) -> tuple[dict[str, pd.DataFrame], Any]:
+    """Left-out predictions in every form, and what could not be read."""
+    rows, unmapped = systems.read_systems(folder)
+    rows = rows[rows["engine"].isin(config["engines"])].reset_index(drop=True)
+    full = system_rows.shipped_models(config.get("checkpoints"))
+
+    def bare(device, engine, dtype):
+        return dataclasses.replace(full(device, engine, dtype), blocks={})
+
+    costs = system_rows.block_costs(rows, full, _report)
+    level1 = system_rows.block_costs(rows, bare, _report)
+    engines = sorted(rows["engine"].unique())
+    problems = [system_rows.problem(e, rows, costs) for e in engines]
+    lower = [system_rows.problem(e, rows, level1) for e in engines]
+    fitted = system_recipes.fit_folds(problems, config["seeds"], _report)
+    forms = {
+        "level 1": system_recipes.predict_bare(fitted, lower),
+        "levels 1+2": system_recipes.predict_bare(fitted),
+        "physics": system_recipes.predict_left_out(fitted, with_network=False),
+        "level 3": system_recipes.predict_left_out(fitted),
+    }
+    forms["black box"] = black_box(forms["level 3"], config["black_box"])
+    return forms, unmapped
+
+
+_last = [0.0]
+
+
+def _report(what: str, done: int, total: int) -> None:
+    if time.monotonic() - _last[0] > 30.0 or done == total:
+        _last[0] = time.monotonic()
+        print(f"{what}: {done} of {total}", flush=True)
+
+
+def _markdown(rows: list[dict[str, Any]], columns: list[str]) -> list[str]:
+    def text(value: Any) -> str:
+        if value is None or value != value:
+            return "-"
+        return f"{value:.1f}" if isinstance(value, float) else str(value)
+
+    lines = ["| " + " | ".join(columns) + " |", "|" + "---|" * len(columns)]
+    return lines + ["| " + " | ".join(text(r.get(c)) for c in columns) + " |" for r in rows]
+
+
+def write_readme(results: dict[str, Any], out_dir: Path) -> None:
+    """README.md, from the results alone, so that it cannot differ from them."""
+    six = ["device", "phase", "kind", "target", "n", "models", *FORMS, "paper"]
+    seven = ["device", "prompt_and_output", "n", *FORMS]
+    lines = [
+        "# How far off is level 3 on whole models that it never saw?",
+        "",
+        "Counterparts of tables 6 and 7 of HYMELL (arXiv 2608.06723), on public measurements of",
+        "served models. Written by the command below, with `results.json` and plots:",
+        "",
+        "```sh",
+        "python experiments/end_to_end_accuracy/run.py --data DIR",
+        "```",
+        "",
+        "Mean absolute relative error in percent, 16-bit rows; every row is predicted by fits that",
+        "never saw its architecture, under any name, engine or device. `level 1` and `levels 1+2`",
+        "are the blocks added up, `physics` is level 3 without networks, `black box` boosted trees",
+        "on the sizes of model, workload and device with the same models left out, `paper` what",
+        "HYMELL reports on its own H100 NVL for architectures held out of its training (mean",
+        f"{PAPER_MEAN[0]} % time, {PAPER_MEAN[1]} % energy). A whole run is prefill and all steps.",
+        "",
+        *_markdown(results["by_device"], six),
+        "",
+        "Rows of 8 and 4 bits, and errors by table and engine, are in `results.json`.",
+        "",
+        "## Intervals",
+        "",
+        "Share of rows inside the 90 % intervals, whose quantiles never saw their architecture,",
+        "and the median half width, both in percent.",
+        "",
+        *_markdown(
+            results["coverage"],
+            ["device", "target", "width", "n", "groups", "coverage", "half_width"],
+        ),
+        "",
+        "## LLaMA-3 8B by length, batch 1",
+        "",
+        *_markdown(results["llama_3_8b"], seven),
+        "",
+        "HYMELL reports 5.65, 4.44, 1.60 and 5.09 % of prefill time and 1.64, 1.16, 1.79 and",
+        "1.71 % of decode time at 256, 1024, 2048 and 4096 tokens; for AMALI (ISCA 2025) it has",
+        f"{AMALI[0]} % of prefill and {AMALI[1]} % of decode in each row. These are not like for",
+        "like: AMALI's numbers are GPU cycles on an A100 averaged over prompts of 128 to 6144",
+        "tokens, of a simulator that knows the kernels; HYMELL's are passes in Hugging Face",
+        "transformers on an H100 NVL, with the model's operators profiled; those above are whole",
+        "runs of TensorRT-LLM and vLLM of 2024, prefill and as many output tokens, by a fit that",
+        "never saw the architecture.",
+        "",
+        "![left-out predictions against measurements](predicted.png)",
+        "![each level](levels.png)",
+        "",
+    ]
+    write_whole(out_dir / "README.md", "\n".join(lines))
+
+
+def plot(forms: dict[str, pd.DataFrame], table: list[dict[str, Any]], out_dir: Path) -> None:
+    """Predicted against measured, and the error of each form by device."""
+    import matplotlib
+
+    matplotlib.use("Agg")
+    import matplotlib.pyplot as plt
+
+    frame = forms["level 3"]
+    frame = frame[~frame["quantised"].astype(bool)]
+    figure, axes = plt.subplots(1, 3, figsize=(12, 4), layout="constrained")
+    shown = (("median", "median step, s"), ("total", "whole run, s"), ("energy", "energy, J"))
+    for axis, (target, title) in zip(axes, shown, strict=True):
+        for device, rows in frame[frame[f"{target}_measured"].notna()].groupby("device"):
+            axis.loglog(rows[f"{target}_measured"], rows[target], ".", ms=3, label=device)
+        ends = np.array(axis.get_xlim())
+        axis.plot(ends, ends, color="black", linewidth=0.8)
+        axis.set_xlabel(f"measured {title}")
+        axis.set_ylabel("predicted, architecture left out")
+        axis.legend(fontsize=6)
+    figure.savefig(out_dir / "predicted.png", dpi=90)
+    plt.close(figure)
+    chosen = [r for r in table if r["n"] >= 10]
+    figure, axis = plt.subplots(figsize=(12, 4), layout="constrained")
+    for index, form in enumerate(FORMS):
+        heights = [min(r.get(form) or 0.0, 100.0) for r in chosen]
+        axis.bar(np.arange(len(chosen)) + 0.16 * (index - 2), heights, 0.16, label=form)
+    labels = [f"{r['device']}\n{r['phase']}, {r['kind']}, {r['target']}" for r in chosen]
+    axis.set_xticks(np.arange(len(chosen)), labels, rotation=60, ha="right", fontsize=6)
+    axis.set_ylabel("MAPE, %")
+    axis.set_ylim(0, 100)
+    axis.legend(fontsize=7)
+    figure.savefig(out_dir / "levels.png", dpi=90)
+    plt.close(figure)
+
+
+def main(config: dict[str, Any], folder: Path, out_dir: Path) -> dict[str, Any]:
+    """Run the experiment; returns and writes its results."""
+    forms, unmapped = predictions(config, folder)
+    scored = system_recipes.scores(forms["level 3"])
+    results = {
+        "by_device": by_device(forms),
+        "errors": error_rows(forms),
+        "coverage": system_recipes.coverage(scored).to_dict("records"),
+        "llama_3_8b": llama_by_length(forms),
+        "rows_left_out": unmapped.to_dict("records"),
+    }
+    for line in _markdown(
+        results["by_device"], ["device", "phase", "kind", "target", "n", *FORMS, "paper"]
+    ):
+        print(line)
+    out_dir.mkdir(parents=True, exist_ok=True)
+    write_whole(out_dir / "results.json", json.dumps(results, indent=0, default=float) + "\n")
+    write_readme(results, out_dir)
+    plot(forms, results["by_device"], out_dir)
+    return results
+
+
+if __name__ == "__main__":
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--data", help="folder of measured tables; default $HYMELL_DATA")
+    parser.add_argument("--out", type=Path, default=HERE)
+    arguments = parser.parse_args()
+    main(
+        json.loads((HERE / "config.json").read_text()),
+        data.data_folder(arguments.data),
+        arguments.out,
+    )
