@@ -37,7 +37,12 @@ def engine_names(content: Mapping[str, Any]) -> tuple[str, ...]:
     return tuple(sorted(content["engines"]))
 
 
-def terms_for(content: Mapping[str, Any], device: Any, engine: str = DEFAULT_ENGINE) -> EngineTerms:
+def terms_for(
+    content: Mapping[str, Any],
+    device: Any,
+    engine: str = DEFAULT_ENGINE,
+    quantised: bool = False,
+) -> EngineTerms:
     """Terms of an engine on a device.
 
     Args:

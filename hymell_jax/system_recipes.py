@@ -211,8 +211,8 @@ def coverage(scored: pd.DataFrame) -> pd.DataFrame:
     """Share of rows within intervals whose quantile never saw their architecture.
 
     Returns:
-        One row for each device, target and width: device, target, width, n, groups, coverage (percent) and the
-        median half width (percent).
+        One row for each device, target and width: device, target, width, n, groups, coverage
+        (percent) and the median half width (percent).
     """
     found = []
     for target, width in itertools.product(("time", "energy"), WIDTHS):
@@ -222,13 +222,14 @@ def coverage(scored: pd.DataFrame) -> pd.DataFrame:
             others = here[here["group"] != group]
             quantile[rows.index] = _quantile_for(others, engine, device, target)
         inside = here[f"score_{target}"] <= quantile
-        width = np.expm1(quantile * here[f"scale_{target}"])
+        half = np.expm1(quantile * here[f"scale_{target}"])
         for device, rows in here.groupby("device"):
             found.append(
                 dict(
-                    device=device, target=target, width=width, n=len(rows), groups=rows["group"].nunique(),
+                    device=device, target=target, width=width, n=len(rows),
+                    groups=rows["group"].nunique(),
                     coverage=round(100.0 * float(inside[rows.index].mean()), 1),
-                    half_width=round(100.0 * float(width[rows.index].median()), 1),
+                    half_width=round(100.0 * float(half[rows.index].median()), 1),
                 )
             )  # fmt: skip
     return pd.DataFrame(found)
