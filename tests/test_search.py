@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import math
+import re
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -180,3 +182,19 @@ def test_fixed_fields_stay(h100, llama):
     assert asked.space.names == ("n_layers", "d_ff")
     with pytest.raises(ValueError, match="built-in"):
         optimise.ask(llama, h100, proxies={"loss": lambda a: a.d_ff})
+
+
+def test_the_tutorial_of_the_readme_finds_a_cheaper_model(capsys):
+    readme = (Path(__file__).parent.parent / "README.md").read_text()
+    section = readme.split("## From a published model to a cheaper one")[1]
+    code = re.search(r"```python\n(.*?)```", section, re.S).group(1)
+    assert len([line for line in code.splitlines() if line]) <= 10
+    names: dict = {}
+    exec(compile(code, "README.md", "exec"), names)
+    assert capsys.readouterr().out
+    answer = names["answer"]
+    start, found = answer["start"]["quantities"], answer["concrete"]["quantities"]
+    assert answer["concrete"]["feasible"]
+    assert found["energy_per_token_j"] < 0.99 * start["energy_per_token_j"]
+    assert found["latency_per_token_s"] <= start["latency_per_token_s"] * 1.0001
+    assert found["parameters"] == pytest.approx(start["parameters"], rel=0.0101)

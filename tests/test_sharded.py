@@ -41,6 +41,12 @@ def _environment(devices: int) -> dict[str, str]:
     }
 
 
+def _free_port() -> int:
+    with socket.socket() as free:
+        free.bind(("localhost", 0))
+        return free.getsockname()[1]
+
+
 def _run(code: str, path: Path, devices: int = 1) -> np.ndarray:
     code = f"{BATCH}\n{code}\nnp.save({str(path)!r}, totals(p))"
     subprocess.run([sys.executable, "-c", code], env=_environment(devices), check=True, timeout=600)
@@ -68,9 +74,7 @@ def test_a_single_batch_gives_the_same_within_rounding(one_device, tmp_path):
 
 
 def test_two_processes_give_what_one_gives(one_device, tmp_path):
-    with socket.socket() as free:
-        free.bind(("localhost", 0))
-        address = f"localhost:{free.getsockname()[1]}"
+    address = f"localhost:{_free_port()}"
     code = f"""
 import sys
 from hymell_jax import sharded
@@ -98,3 +102,22 @@ def test_a_process_number_beyond_the_count_is_refused():
 
     with pytest.raises(ValueError, match="count from 0"):
         start_processes("localhost:1", 2, 2)
+
+
+def test_two_processes_write_the_sweep_of_one(tmp_path):
+    spec = tmp_path / "spec.json"
+    spec.write_text(
+        '{"device": "h100-sxm-80gb", "base": "llama-3.1-8b", "design": "random", "rows": 5000,'
+        ' "fields": {"d_ff": {"low": 4096, "high": 20000}}, "part_rows": 1024}'
+    )
+    address = f"localhost:{_free_port()}"
+    command = [sys.executable, "-m", "hymell_jax.cli", "sweep", str(spec)]
+    one, two = tmp_path / "one.parquet", tmp_path / "two.parquet"
+    subprocess.run([*command, "--out", str(one)], env=_environment(1), check=True, timeout=600)
+    join = ["--coordinator", address, "--processes", "2", "--process"]
+    running = [
+        subprocess.Popen([*command, "--out", str(two), *join, str(i)], env=_environment(1))
+        for i in range(2)
+    ]
+    assert [process.wait(timeout=600) for process in running] == [0, 0]
+    assert one.read_bytes() == two.read_bytes()
