@@ -13,25 +13,10 @@ from typing import Any
 
 import click
 
-from hymell_jax import cli_search, compile_cache
+from hymell_jax import cli_rank, cli_search, compile_cache
 from hymell_jax.version import __version__
 
 LEVELS = ["1", "2", "3", "best"]
-FITTED_LEVELS = ["1"]
-
-
-def _fitted_level(level: str) -> int:
-    """The level that answers; `best` is the highest that checkpoints hold.
-
-    Raises:
-        ValueError: a level that no checkpoint holds.
-    """
-    if level != "best" and level not in FITTED_LEVELS:
-        raise ValueError(
-            f"No checkpoint holds level {level}; give --level {' or '.join(FITTED_LEVELS)} or best."
-        )
-    return int(FITTED_LEVELS[-1] if level == "best" else level)
-
 
 class _Group(click.Group):
     """Turns the package's ValueErrors into one sentence and exit status 2."""
@@ -142,7 +127,6 @@ def predict(
     ignore_memory, as_json,
 ) -> None:  # fmt: skip
     """Latency, energy and memory of MODEL: a preset, a config.json, or a folder that holds one."""
-    answering = _fitted_level(level)
     from hymell_jax import checkpoint, models, summary, types
 
     hf = models.resolve_model(model)
@@ -156,7 +140,7 @@ def predict(
         tensor_parallel=tensor_parallel,
     )
     fitted = checkpoint.load(device, runtime, chosen)
-    content = summary.summarise(fitted, hf, work, answering, check_memory=not ignore_memory)
+    content = summary.summarise(fitted, hf, work, level, check_memory=not ignore_memory)
     if as_json:
         _print_json(content)
     else:
@@ -414,7 +398,7 @@ def models(as_json) -> None:
     _table("", ["model", "family", "10^9 parameters", "active", "dtype"], rows, left=2)
 
 
-for _command in cli_search.COMMANDS:
+for _command in (*cli_search.COMMANDS, *cli_rank.COMMANDS):
     main.add_command(_command)
 
 
