@@ -283,10 +283,14 @@ def energy_j(device: Device, time_s: jax.Array, shares_s: jax.Array) -> jax.Arra
 
 
 def newcomers(batch_size: jax.Array, output_tokens: jax.Array) -> tuple[jax.Array, jax.Array]:
-    """Prompts in the mean and in the median step of continuous batching."""
+    """Prompts in the mean and in the median step of continuous batching.
+
+    The second is convex and zero at zero, so its share of the first never falls.
+    """
     mean = batch_size / output_tokens
     width = NEWCOMERS_WIDTH
-    return mean, width * jax.nn.softplus((mean - NEWCOMERS) / width)
+    at_zero = float(np.log1p(np.exp(-NEWCOMERS / width)))
+    return mean, width * (jax.nn.softplus((mean - NEWCOMERS) / width) - at_zero)
 
 
 def features(

@@ -202,9 +202,11 @@ def test_time_and_energy_never_fall_as_a_size_grows(run, moe):
 
 def test_gradients_are_finite(h100, llama, networks):
     work = hj.workload(batch_size=3, prompt_tokens=777, output_tokens=11)
+    structure = operators.structure_of(llama, work)
 
+    @jax.jit
     def scalar(arch, work):
-        costs = analytical.model_costs(h100.coefficients, h100.device, arch, work)
+        costs = analytical.model_costs(h100.coefficients, h100.device, arch, work, structure)
         c = serving.default_coefficients()
         served = serving.serve(c, networks, h100.device, arch, work, *costs)
         return sum(jnp.sum(jnp.log(leaf)) for leaf in jax.tree.leaves(served))
@@ -256,7 +258,8 @@ def test_the_fit_finds_known_terms(h100):
         measured[:, index] = predicted[:, index]
     rows = dataclasses.replace(rows, measured=measured)
     found = system_fit.fit_engine(rows, sizes, np.ones((1, count)), False)
-    assert float(found["time"]["log_step_s"][0]) == pytest.approx(np.log(3e-3), abs=0.1)
+    prior, truth = serving.priors()["log_step_s"][0], np.log(3e-3)
+    assert abs(float(found["time"]["log_step_s"][0]) - truth) < 0.2 * abs(prior - truth)
     again, _ = system_fit.predict(jax.tree.map(lambda x: x[0], found), None, rows, sizes)
     index = system_fit.TARGETS.index("decode")
     np.testing.assert_allclose(again[:, index], predicted[:, index], rtol=0.03)
