@@ -160,15 +160,26 @@ def ask(
     cost_model._check(model, found.base, draft)
     target = quantities.check_quantity(OBJECTIVES.get(minimise, minimise), proxies)
     checked_number("tolerance", tolerance, 1e-6, 1.0)
-    limit = None
-    if domain:
-        start = cost_model.domain_distance(model.domain, found.base, draft)
-        limit = max(DOMAIN_LIMIT, float(start) + 1e-3)
     bounds = {"at_most": at_most, "at_least": at_least, "equal": equal}
-    return Question(
-        model, found, draft, name, minimise, ((target, 1.0),),
-        _constraints(bounds, proxies, limit, memory), proxies, tolerance,
-    )  # fmt: skip
+    limits = _constraints(bounds, proxies, DOMAIN_LIMIT if domain else None, memory)
+    question = Question(
+        model, found, draft, name, minimise, ((target, 1.0),), limits, proxies, tolerance
+    )
+    return _domain_of_start(question) if domain else question
+
+
+def _domain_of_start(question: Question) -> Question:
+    """The question with a domain that holds the start, where the caller set none."""
+    program = question.program
+    row = measured(question.model, question.space.base, question.work, program)[0]
+    distance = float(row[program.reported.index("domain_distance")])
+    constraints = tuple(
+        dataclasses.replace(c, limit=max(c.limit, distance + 1e-3))
+        if c.name == "domain_distance" and c.limit == DOMAIN_LIMIT
+        else c
+        for c in question.constraints
+    )
+    return dataclasses.replace(question, constraints=constraints)
 
 
 def weights_and_limits(question: Question) -> tuple[np.ndarray, np.ndarray]:
