@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from hymell_jax.checkpoint import available as available_checkpoints
     from hymell_jax.checkpoint import load, load_file
     from hymell_jax.devices import device_names, get_device
+    from hymell_jax.frames import predict_table
     from hymell_jax.hf import HFModel, architecture_from_hf, read_hf
     from hymell_jax.model import CostModel, Prediction, predict, predict_batch, stack
     from hymell_jax.models import model_names, preset, resolve_model
@@ -59,6 +60,7 @@ __all__ = [
     "predict",
     "predict_batch",
     "predict_sharded",
+    "predict_table",
     "preset",
     "read_hf",
     "resolve_model",
@@ -72,6 +74,7 @@ __all__ = [
 _ROOMS = {
     "checkpoint": ("load", "load_file"),
     "devices": ("device_names", "get_device"),
+    "frames": ("predict_table",),
     "hf": ("HFModel", "architecture_from_hf", "read_hf"),
     "model": ("CostModel", "Prediction", "predict", "predict_batch", "stack"),
     "models": ("model_names", "preset", "resolve_model"),

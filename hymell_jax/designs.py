@@ -107,7 +107,12 @@ def _whole(name: str, value: Any, low: float, high: float) -> float:
     return number
 
 
-def _range_of(name: str) -> tuple[float, float]:
+def range_of(name: str) -> tuple[float, float]:
+    """(least, greatest) value of a field that can be swept.
+
+    Raises:
+        ValueError: no such field.
+    """
     if name in ARCHITECTURE_FIELDS:
         return ARCHITECTURE_FIELDS[name][1:]
     if name in WORKLOAD_RANGES:
@@ -118,7 +123,7 @@ def _range_of(name: str) -> tuple[float, float]:
 
 
 def _field(name: str, entry: Any, kind: str) -> Field:
-    least, greatest = _range_of(name)
+    least, greatest = range_of(name)
     if isinstance(entry, list):
         entry = {"values": entry}
     if not isinstance(entry, Mapping) or set(entry) - _FIELD_KEYS:

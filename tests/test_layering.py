@@ -16,16 +16,19 @@ ORDER = [  # a module may import those before it, never those after it
     "analytical", "serving", "system_fit", "model",
     "hf_file", "hf_quantization", "hf_families", "hf", "models", "devices", "engines",
     "arrays", "block_store", "summary", "data", "fit", "checkpoint", "evaluate",
-    "block_recipes", "recipes", "comparison", "ranking",
+    "block_recipes", "block_power", "block_evaluate", "recipes", "comparison", "ranking",
     "systems", "system_rows", "system_recipes",
     "quantities", "space", "lagrangian", "refinement", "optimise", "pareto", "sensitivity",
-    "sharded", "designs", "sweep", "compile_cache",
+    "sharded", "designs", "sweep", "frames", "compile_cache",
 ]  # fmt: skip
 TOP = {"__init__", "cli", "cli_rank", "cli_search"}
 PANDAS = {
+    "block_evaluate",
+    "block_power",
     "block_recipes",
     "data",
     "evaluate",
+    "frames",
     "recipes",
     "systems",
     "system_rows",

@@ -18,6 +18,7 @@ from click.testing import CliRunner
 import hymell_jax as hj
 from hymell_jax.cli import main
 from hymell_jax.designs import design_rows, make_design
+from hymell_jax.frames import predict_table
 from hymell_jax.sweep import read_sweep, run_sweep, sweep_rows
 
 pq = pytest.importorskip("pyarrow.parquet")
@@ -210,3 +211,26 @@ def test_results_need_a_folder_and_a_parquet_name(tmp_path):
         run_sweep(SPEC, tmp_path / "x.csv")
     with pytest.raises(ValueError, match="no folder"):
         run_sweep(SPEC, tmp_path / "missing" / "x.parquet")
+
+
+def test_tables_are_predicted_row_by_row(tmp_path, h100, llama):
+    pd = pytest.importorskip("pandas")
+    frame = pd.DataFrame(
+        {"name": ["a", "b"], "d_ff": [8192, 14336], "prompt_tokens": [100, 1000]}, index=[7, 9]
+    )
+    frame.to_parquet(tmp_path / "t.parquet")
+    work = hj.workload(output_tokens=10)
+    for table in (frame, tmp_path / "t.parquet"):
+        found = predict_table(h100, table, llama, work)
+        assert list(found["name"]) == ["a", "b"]
+        exact = hj.predict(h100, llama, hj.workload(prompt_tokens=1000, output_tokens=10))
+        assert found["latency_s"].iloc[1] == pytest.approx(float(exact.total_time_s), rel=2e-5)
+    for bad, said in (
+        (frame.assign(d_ff=-1), "between"),
+        (frame.assign(d_ff="x"), "numbers"),
+        (frame[["name"]], "needs rows"),
+        (frame.assign(latency_s=1.0), "already"),
+        (tmp_path / "missing.csv", "cannot be read"),
+    ):
+        with pytest.raises(ValueError, match=said):
+            predict_table(h100, bad, llama, work)
