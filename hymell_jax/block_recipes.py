@@ -15,15 +15,15 @@ import jax
 import numpy as np
 import pandas as pd
 
-from hymell_jax import attention, blocks, data, devices, latent, linear, mlp, moe
+from hymell_jax import attention, blocks, checkpoint, data, devices, latent, linear, mlp, moe
 from hymell_jax.fit import Progress
 from hymell_jax.types import DTYPES, Device
 
 _LN2, _LN4 = float(np.log(2.0)), float(np.log(4.0))
 SETTINGS: dict[str, dict[str, Any]] = {
-    "attention_prefill": {"hidden": (63, 63), "bound": _LN4, "steps": 4000, "members": 3,
+    "attention_prefill": {"hidden": (63, 63), "bound": _LN4, "steps": 4000, "members": 4,
                           "learning_rate": 1e-2, "weight_decay": 1e-3},
-    "attention_decode": {"hidden": (63, 63), "bound": _LN4, "steps": 8000, "members": 3,
+    "attention_decode": {"hidden": (63, 63), "bound": _LN4, "steps": 8000, "members": 5,
                          "learning_rate": 1e-2, "weight_decay": 1e-3},
     "experts": {"hidden": (30, 30), "bound": _LN2, "steps": 3000, "members": 3,
                 "weight_decay": 1e-2},
@@ -33,6 +33,14 @@ SETTINGS: dict[str, dict[str, Any]] = {
                "weight_decay": 1e-2},
 }  # fmt: skip
 """Network and training of each kind of block (`mlp.MLPSpec`, `mlp.fit_ensemble`)."""
+
+PUBLISHED_SETTINGS: dict[str, dict[str, Any]] = {
+    "attention": {"hidden": (384,) * 4, "epochs": 2000, "learning_rate": 5e-5,
+                  "weight_decay": 1e-5, "loss": "smooth_l1"},
+    "experts": {"hidden": (64,) * 4, "epochs": 500, "learning_rate": 2e-3,
+                "weight_decay": 1e-6, "loss": "squared"},
+}  # fmt: skip
+"""Network sizes and training as HYMELL states them (arXiv 2608.06723); see `published_settings`."""
 
 PLAIN_WEIGHT = 2.0
 """Weight of attention rows in bf16 without a window, the most used case, over the others."""
@@ -148,36 +156,40 @@ def size_names(name: str) -> tuple[str, ...]:
     return linear.LINEAR_SIZES if name in blocks.LINEAR_BLOCKS else latent.LATENT_SIZES
 
 
-def _sizes(name: str, frame: pd.DataFrame) -> list[np.ndarray]:
+def block_sizes(name: str, frame: pd.DataFrame) -> list[np.ndarray]:
+    """The columns of `size_names`, float32 arrays [n_rows]."""
     return [frame[column].to_numpy(np.float32) for column in size_names(name)]
+
+
+def level1_form(
+    name: str, coefficients: Mapping[str, Any], device: Device, *sizes
+) -> tuple[jax.Array, jax.Array]:
+    """(seconds [n_rows], features [n_rows, n]) of a block at level 1, sizes by `size_names`."""
+    key = name.partition("_")[2]
+    if name in blocks.ATTENTION_BLOCKS:
+        time_s, _ = attention.ATTENTION_TIME_S[key](coefficients, device, *sizes)
+        return time_s, blocks.attention_features.attention_features(
+            key, coefficients, device, *sizes
+        )
+    if name == "experts":
+        time_s, _ = moe.moe_time_s(coefficients, device, *sizes)
+        return time_s, moe.moe_features(coefficients, device, *sizes)
+    if name in blocks.LINEAR_BLOCKS:
+        time_s, _ = linear.linear_kernel_time_s(key, coefficients, device, *sizes)
+        return time_s, linear.linear_features(key, coefficients, device, *sizes)
+    time_s, _ = latent.latent_time_s(key, coefficients, device, *sizes)
+    return time_s, latent.latent_features(key, coefficients, device, *sizes)
 
 
 def level1(name: str, coefficients: Mapping[str, Any], device: Device, frame: pd.DataFrame):
     """(ln seconds [n_rows], features [n_rows, n]) of measured rows at level 1."""
-    sizes = _sizes(name, frame)
-    key = name.partition("_")[2]
-
-    def run(*sizes):
-        if name in blocks.ATTENTION_BLOCKS:
-            time_s, _ = attention.ATTENTION_TIME_S[key](coefficients, device, *sizes)
-            return time_s, blocks.attention_features.attention_features(
-                key, coefficients, device, *sizes
-            )
-        if name == "experts":
-            time_s, _ = moe.moe_time_s(coefficients, device, *sizes)
-            return time_s, moe.moe_features(coefficients, device, *sizes)
-        if name in blocks.LINEAR_BLOCKS:
-            time_s, _ = linear.linear_kernel_time_s(key, coefficients, device, *sizes)
-            return time_s, linear.linear_features(key, coefficients, device, *sizes)
-        time_s, _ = latent.latent_time_s(key, coefficients, device, *sizes)
-        return time_s, latent.latent_features(key, coefficients, device, *sizes)
-
-    time_s, features = jax.jit(run)(*sizes)
+    run = jax.jit(lambda *sizes: level1_form(name, coefficients, device, *sizes))
+    time_s, features = run(*block_sizes(name, frame))
     return np.log(np.asarray(time_s, np.float64)), np.asarray(features)
 
 
 def _fit_level1(name: str, device: Device, train: pd.DataFrame, seed: int) -> dict[str, float]:
-    sizes = dict(zip(size_names(name), _sizes(name, train), strict=True))
+    sizes = dict(zip(size_names(name), block_sizes(name, train), strict=True))
     time_s = train["time_s"].to_numpy()
     key = name.partition("_")[2]
     if name == "experts":
@@ -201,7 +213,7 @@ def _faster_than_less_work(frame: pd.DataFrame) -> np.ndarray:
 
 def _trainable(name: str, device: str, runtime: str, frame: pd.DataFrame) -> np.ndarray:
     """Train rows without those of other kernels."""
-    use = (frame["split"] == "train").to_numpy()
+    use = (frame["split"] == "train").to_numpy().copy()
     if name in blocks.ATTENTION_BLOCKS:
         return use & ~_faster_than_less_work(frame)
     if name != "experts":
@@ -210,8 +222,34 @@ def _trainable(name: str, device: str, runtime: str, frame: pd.DataFrame) -> np.
         few = (frame["expert_parallel"] > 1) & (
             frame["tokens"] * frame["top_k"] <= 4 * frame["n_experts"]
         )
-        use &= ~few.to_numpy()
+        use = use & ~few.to_numpy()
     return use
+
+
+def published_settings(name: str, n_rows: int, batch: int = 1024, **changes: Any) -> dict[str, Any]:
+    """Settings of `fit_block` with the network and training that HYMELL states.
+
+    A plain network: four hidden layers, AdamW, standardised inputs and targets. Not stated and
+    chosen here: SiLU, the batch, a cosine schedule, and a fixed number of epochs for the experts
+    where HYMELL stops early. Inputs and the bounded correction of level 1 stay those of
+    `fit_block`.
+
+    Args:
+        name: an attention core or "experts".
+        n_rows: of the training set, to count epochs.
+        batch: rows a step.
+        changes: in place of single settings, for example `steps=` to train for less.
+
+    Raises:
+        ValueError: a block that HYMELL has no network for.
+    """
+    kind = "attention" if name in blocks.ATTENTION_BLOCKS else name
+    if kind not in PUBLISHED_SETTINGS:
+        raise ValueError(f"HYMELL states no network for {name!r}, only for attention and experts.")
+    stated = dict(PUBLISHED_SETTINGS[kind])
+    steps = -(-stated.pop("epochs") * n_rows // batch)
+    found = {"bound": _LN4, "members": 1, "n_monotone": 0, "steps": steps, "batch": batch}
+    return found | stated | changes
 
 
 def fit_block(
@@ -250,7 +288,7 @@ def fit_block(
     kind = name if name in SETTINGS else name.partition("_")[0]
     options = dict(settings or SETTINGS[kind])
     seeds = tuple(seed + member for member in range(options.pop("members")))
-    _, n_monotone = blocks.feature_names(name)
+    n_monotone = options.pop("n_monotone", blocks.feature_names(name)[1])
     spec = mlp.MLPSpec(options.pop("hidden"), bound=options.pop("bound"), n_monotone=n_monotone)
     normalizer = mlp.fit_normalizer(features[use])
     params = mlp.fit_ensemble(
@@ -307,28 +345,45 @@ def block_errors(name, fitted, attention_coefficients, device: Device, frame):
     return rows
 
 
-def fit_blocks(
+ANY_FORMAT = (*blocks.ATTENTION_BLOCKS, *blocks.LINEAR_BLOCKS)
+"""Blocks whose rows serve every compute format: theirs depends on the cache, or on nothing."""
+
+
+def add_blocks(
+    content: dict[str, Any],
     folder: str | os.PathLike[str],
-    device: str,
-    runtime: str,
-    dtype: str,
-    attention_coefficients: Mapping[str, Any],
+    out: str | os.PathLike[str],
     *,
-    known: Mapping[str, Mapping[str, Any]] | None = None,
     seed: int = 0,
     progress: Progress | None = None,
-) -> dict[str, dict[str, Any]]:
-    """Every block that was measured, by name, as `fit_block` returns it.
+) -> None:
+    """Fit the blocks that a checkpoint lacks, and write it anew after each.
+
+    A block that serves every compute format is taken from the checkpoint of another one, where
+    that has it, so that it is fitted once.
 
     Args:
-        known: blocks that were fitted before and are taken as they are.
+        content: of `checkpoint.read` or `recipes.fit_level1`; gains `blocks`.
+        folder: of measured tables.
+        out: folder of checkpoints.
+        seed: of the fits.
+        progress: called with (what, done, total).
     """
-    found: dict[str, dict[str, Any]] = {}
+    device, runtime, dtype = (content[field] for field in ("device", "runtime", "dtype"))
+    shared: dict[str, Any] = {}
+    for other in checkpoint.available(out):
+        if other[:2] == (device, runtime) and other[2] != dtype:
+            shared |= checkpoint.read(*other, folder=out).get("blocks", {})
+    held = content.setdefault("blocks", {})
     for name in blocks.BLOCKS:
-        fitted = (known or {}).get(name) or fit_block(
-            name, folder, device, runtime, dtype, attention_coefficients,
+        if name in held:
+            continue
+        fitted = shared.get(name) if name in ANY_FORMAT else None
+        fitted = fitted or fit_block(
+            name, folder, device, runtime, dtype, content["coefficients"]["attention"],
             seed=seed, progress=progress,
         )  # fmt: skip
         if fitted is not None:
-            found[name] = dict(fitted)
-    return found
+            held[name] = fitted
+            content["level"] = 2
+            checkpoint.save(content, out)

@@ -98,8 +98,18 @@ def read_reference(path: str | os.PathLike[str]) -> pd.DataFrame:
     return frame
 
 
-def _reference(frame: pd.DataFrame | None, row: dict[str, Any]) -> float | None:
-    """The black box trained on bf16 and float32 rows only, all regimes together."""
+def reference_frame(folder: Path, reference: str | os.PathLike[str] | None) -> pd.DataFrame | None:
+    """The black box that was given, else the one in the folder, else None."""
+    default = folder / "xgboost_reference.csv"
+    if reference is None and not default.is_file():
+        return None
+    return read_reference(reference if reference is not None else default)
+
+
+def reference_error(frame: pd.DataFrame | None, row: dict[str, Any]) -> float | None:
+    """MAPE in percent of a black box trained on bf16 and float32 rows only, all regimes together;
+    None where there is none.
+    """
     if frame is None or row["regime"] != "all" or row["dtype"] == "fp8":
         return None
     target = {"time": "time_s", "energy": "energy_j"}[row["target"]]
@@ -220,7 +230,7 @@ def rowwise_errors(
         )
         if "kernel" in frame:
             frame = frame[frame["kernel"] == fitted["kernel"]]
-        frame = _chosen(frame[frame["dtype"] == fitted["dtype"]], split)
+        frame = chosen_split(frame[frame["dtype"] == fitted["dtype"]], split)
         if len(frame):
             arrays = data.columns(frame, *names, "time_s")
             key = fitted["runtime"], fitted["dtype"]
@@ -257,12 +267,17 @@ def _with_references(rows, reference: pd.DataFrame | None) -> list[dict[str, Any
     for row in rows:
         key = (row["table"], row["regime"], row["target"])
         row["published_mape"] = None if row["dtype"] == "fp8" else PUBLISHED_MAPE.get(key)
-        row["reference_mape"] = _reference(reference, row)
+        row["reference_mape"] = reference_error(reference, row)
         finished.append({name: row.get(name) for name in ROW_FIELDS})
     return finished
 
 
-def _chosen(frame: pd.DataFrame, split: str) -> pd.DataFrame:
+def chosen_split(frame: pd.DataFrame, split: str) -> pd.DataFrame:
+    """Rows of one split, or all.
+
+    Raises:
+        ValueError: a split that the rows do not have.
+    """
     if split == "all":
         return frame
     known = sorted(frame["split"].unique())
@@ -297,16 +312,13 @@ def evaluate(
     if form not in ("refined", "published"):
         raise ValueError(f"form must be refined or published; got {form!r}.")
     root = Path(folder)
-    default = root / "xgboost_reference.csv"
-    if reference is None and default.is_file():
-        reference = default
-    frame = read_reference(reference) if reference is not None else None
+    frame = reference_frame(root, reference)
     rows = []
     for name, runtime, dtype in checkpoint.available(checkpoints):
         if name == device and data.has_table(root, "operators/gemm"):
             content = checkpoint.read(name, runtime, dtype, checkpoints)
             measured = data.gemm_rows(root, name, runtime, dtype)
-            rows += gemm_errors(content, _chosen(measured, split), form)
+            rows += gemm_errors(content, chosen_split(measured, split), form)
     for operator in ROWWISE_TABLES:
         if data.has_table(root, f"operators/{operator}"):
             rows += rowwise_errors(operator, device, root, split, form, checkpoints)

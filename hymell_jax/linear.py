@@ -89,7 +89,7 @@ def _at_least_one(x) -> jax.Array:
     return jnp.exp(jax.nn.softplus(8.0 * jnp.log(x)) / 8.0)
 
 
-def _work(kernel: str, batch, seq_len, k_heads, v_heads, k_dim, v_dim):
+def kernel_work(kernel: str, batch, seq_len, k_heads, v_heads, k_dim, v_dim):
     """(thread blocks, steps of one, bytes) of a kernel, arrays [...]."""
     batch, seq_len = _float(batch), _float(seq_len)
     tokens = batch * seq_len
@@ -160,7 +160,7 @@ def _terms(
 ) -> list[jax.Array]:
     """Seconds of each of `LINEAR_TERMS`, none of which decreases with batch or tokens."""
     c = {name: _float(coefficients[name]) for name in DEFAULT_COEFFICIENTS}
-    blocks, steps, moved = _work(kernel, batch, seq_len, k_heads, v_heads, k_dim, v_dim)
+    blocks, steps, moved = kernel_work(kernel, batch, seq_len, k_heads, v_heads, k_dim, v_dim)
     memory = moved / device.memory_bytes_per_s * (1.0 + jnp.exp(c["log_memory_excess"]))
     memory = memory * _l2_factor(c, device, moved, l2_residency)
     waves = partial_ceil(blocks / device.n_sm, jax.nn.sigmoid(c["wave_quantisation"]))
@@ -250,7 +250,7 @@ def linear_features(
     shape = (batch, seq_len, k_heads, v_heads, k_dim, v_dim)
     terms = _terms(kernel, coefficients, device, *shape, l2_residency)
     time_s, _ = _combine(jnp.exp(_float(coefficients["log_pnorm"])), *terms)
-    blocks, steps, moved = _work(kernel, *shape)
+    blocks, steps, moved = kernel_work(kernel, *shape)
     waves = jnp.log2(blocks / device.n_sm)
     out = _float(v_heads) * v_dim
     values = [

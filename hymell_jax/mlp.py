@@ -272,6 +272,18 @@ def _optimiser(steps: int, learning_rate: float, weight_decay: float):
     )
 
 
+def _relative(error: jax.Array) -> jax.Array:
+    return jnp.sqrt(jnp.square(error) + LOSS_WIDTH**2)
+
+
+LOSSES: dict[str, Callable[[jax.Array], jax.Array]] = {
+    "relative": _relative,
+    "smooth_l1": optax.losses.huber_loss,
+    "squared": jnp.square,
+}
+"""Of the error of ln(time); all but the first of the error over the standard deviation of r."""
+
+
 def _checked_rows(features, base_log_time, log_time, weights) -> tuple[np.ndarray, ...]:
     """(features [n, n_in], residual [n], weights [n] of mean one), float32."""
     features = np.asarray(features, np.float32)
@@ -303,6 +315,8 @@ def fit_ensemble(
     weights: np.ndarray | None = None,
     scale: float = 1.0,
     seeds: Sequence[int] = (0, 1, 2),
+    loss: str = "relative",
+    start: Params | None = None,
     progress: Progress | None = None,
 ) -> Params:
     """Networks trained on what level 1 leaves, r = ln t - ln t_level1 - correction.
@@ -323,20 +337,29 @@ def fit_ensemble(
         weights: [n_rows] non-negative, or None for equal ones.
         scale: `level1_scale` of a monotone network.
         seeds: one a member.
+        loss: one of `LOSSES`.
+        start: parameters to start from, as many members as seeds; by default fresh ones.
         progress: called after every `STEPS_PER_CALL` steps.
 
     Returns:
         Parameters with a leading ensemble axis, numpy float32.
 
     Raises:
-        ValueError: arrays of unequal length, no rows, numbers that are not finite.
+        ValueError: arrays of unequal length, no rows, numbers that are not finite, an unknown
+            loss, a start of another shape.
     """
+    if loss not in LOSSES:
+        raise ValueError(f"loss must be one of {', '.join(LOSSES)}; got {loss!r}.")
     rows = tuple(jnp.asarray(a) for a in _checked_rows(features, base_log_time, log_time, weights))
     calls = -(-steps // STEPS_PER_CALL)
     optimiser = _optimiser(calls * STEPS_PER_CALL, learning_rate, weight_decay)
     params = init_ensemble(spec, rows[0].shape[1], seeds)
+    if start is not None:
+        if jax.tree.map(jnp.shape, dict(start)) != jax.tree.map(jnp.shape, dict(params)):
+            raise ValueError("start must have the shapes of the network, one member a seed.")
+        params = jax.tree.map(jnp.asarray, dict(start))
     state = jax.vmap(optimiser.init)(params)
-    run = _training_run(spec, optimiser, rows, min(batch, len(rows[0])), scale)
+    run = _training_run(spec, optimiser, rows, min(batch, len(rows[0])), scale, loss)
     for call in range(calls):
         keys = jax.vmap(lambda s, call=call: jax.random.fold_in(jax.random.key(s), call))(
             jnp.asarray(seeds, jnp.uint32) + jnp.uint32(1)
@@ -347,13 +370,18 @@ def fit_ensemble(
     return jax.tree.map(lambda leaf: np.asarray(leaf, np.float32), params)
 
 
-def _training_run(spec: MLPSpec, optimiser, rows: tuple[jax.Array, ...], batch: int, scale: float):
+def _training_run(
+    spec: MLPSpec, optimiser, rows: tuple[jax.Array, ...], batch: int, scale: float, name: str
+):
     """(params, state, keys [n_members]) -> (params, state) after `STEPS_PER_CALL` steps."""
     features, residual, weights = rows
+    unit = float(np.std(np.asarray(residual))) + LEAST_STD
 
     def loss(params: Params, index: jax.Array) -> jax.Array:
         error = apply_mlp(params, spec, features[index], scale) - residual[index]
-        return jnp.mean(weights[index] * jnp.sqrt(jnp.square(error) + LOSS_WIDTH**2))
+        return jnp.mean(
+            weights[index] * LOSSES[name](error if name == "relative" else error / unit)
+        )
 
     def step(carry: tuple[Params, Any], key: jax.Array):
         params, state = carry

@@ -17,12 +17,13 @@ ORDER = [  # a module may import those before it, never those after it
     "hf_file", "hf_quantization", "hf_families", "hf", "models", "devices", "engines",
     "arrays", "block_store", "summary", "data", "fit", "checkpoint", "evaluate",
     "block_recipes", "block_power", "block_evaluate", "recipes", "comparison", "ranking",
-    "systems", "system_rows", "system_recipes",
+    "systems", "system_rows", "system_recipes", "baseline_fits",
     "quantities", "space", "lagrangian", "refinement", "optimise", "pareto", "sensitivity",
     "sharded", "designs", "sweep", "frames", "compile_cache",
 ]  # fmt: skip
 TOP = {"__init__", "cli", "cli_rank", "cli_search"}
 PANDAS = {
+    "baseline_fits",
     "block_evaluate",
     "block_power",
     "block_recipes",
