@@ -23,7 +23,7 @@ from __future__ import annotations
 import ast
 import dataclasses
 import os
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -252,9 +252,7 @@ def build_table(runs: pd.DataFrame, models: pd.DataFrame) -> pd.DataFrame:
     sheet = pd.DataFrame.from_dict(GPUS, orient="index").drop(columns="device")
     frame = frame.merge(sheet, left_on="gpu_type", right_index=True, how="left")
     rate = frame["lambda_qps"]
-    frame["scenario"] = np.select(
-        [rate.isna(), rate < 0.2, rate > 0.2], SCENARIOS, default="none"
-    )
+    frame["scenario"] = np.select([rate.isna(), rate < 0.2, rate > 0.2], SCENARIOS, default="none")
     dropped = {
         "no tokens": ~(frame["generation_tokens_total"] > 0),
         "mixture": frame["total_b_params"] != frame["active_b_params"],
@@ -298,8 +296,13 @@ def add_features(frame: pd.DataFrame) -> pd.DataFrame:
     return out
 
 
-def gpu_features(spec: str | DeviceSpec) -> dict[str, Any]:
+def gpu_features(spec: str | DeviceSpec, complete: bool = True) -> dict[str, Any]:
     """What the models need of a GPU, keys `GPU_FIELDS`: a row of `GPUS`, or the device's own.
+
+    Args:
+        spec: name in the runs, or anything that `get_device` takes.
+        complete: refuse a device that lacks any; otherwise NaN, which training and prediction fill
+            with the mean of the training rows.
 
     Raises:
         ValueError: an unknown device, or one without transistor count, base clock, release year
@@ -332,6 +335,8 @@ def gpu_features(spec: str | DeviceSpec) -> dict[str, Any]:
         "release_year": extras.get("release_year"),
     }
     missing = [name for name, value in values.items() if not value]
+    if not complete:
+        return {name: np.nan if name in missing else value for name, value in values.items()}
     if missing:
         raise ValueError(
             f"WattGPU needs {', '.join(missing)} of {spec.name}, which its description lacks."
@@ -348,10 +353,11 @@ def _checked_target(target: str) -> tuple[str, tuple[str, ...], dict[str, Any]]:
     return TARGETS[target]
 
 
-def make_pipeline(target: str) -> Any:
+def make_pipeline(target: str, extra: Sequence[str] = ()) -> Any:
     """Imputation, scaling or ordinal codes, and the boosted trees of "power" or "itl".
 
     Numbers: mean imputed, standardised. Categories: most frequent, codes, -1 for unknown ones.
+    `extra` names numbers beyond the published features.
 
     Raises:
         ValueError: another target, or the extra `baselines` is not installed.
@@ -368,11 +374,12 @@ def make_pipeline(target: str) -> Any:
             "WattGPU needs xgboost and scikit-learn: install the extra, "
             "`pip install hymell-jax[baselines]`."
         ) from error
-    numbers = [name for name in features if name not in CATEGORICAL]
+    numbers = [name for name in (*features, *extra) if name not in CATEGORICAL]
     names = [name for name in features if name in CATEGORICAL]
     codes = OrdinalEncoder(handle_unknown="use_encoded_value", unknown_value=-1)
+    fill = SimpleImputer(keep_empty_features=True)
     steps = [
-        ("numbers", Pipeline([("fill", SimpleImputer()), ("scale", StandardScaler())]), numbers),
+        ("numbers", Pipeline([("fill", fill), ("scale", StandardScaler())]), numbers),
         (
             "names",
             Pipeline([("fill", SimpleImputer(strategy="most_frequent")), ("code", codes)]),
@@ -392,9 +399,10 @@ def _inputs(table: pd.DataFrame, features) -> pd.DataFrame:
     return frame
 
 
-def _rows(table: pd.DataFrame, target: str) -> pd.DataFrame:
+def _rows(table: pd.DataFrame, target: str, extra: Sequence[str] = ()) -> pd.DataFrame:
     """Rows with a target and, as published for ITL, with every feature."""
     column, features, _ = TARGETS[target]
+    features = (*features, *extra)
     needed = [column, *features] if target == "itl" else [column]
     every = ("model", "gpu", "scenario", "tdp_w", column, *features)
     missing = [name for name in every if name not in table]
@@ -406,14 +414,16 @@ def _rows(table: pd.DataFrame, target: str) -> pd.DataFrame:
     return rows.reset_index(drop=True)
 
 
-def _train(rows: pd.DataFrame, target: str) -> Any:
+def _train(rows: pd.DataFrame, target: str, extra: Sequence[str] = ()) -> Any:
     column, features, _ = TARGETS[target]
     goal = np.log(rows[column]) if target == "itl" else rows[column] / rows["tdp_w"]
-    return make_pipeline(target).fit(_inputs(rows, features), goal.to_numpy(np.float64))
+    inputs = _inputs(rows, (*features, *extra))
+    return make_pipeline(target, extra).fit(inputs, goal.to_numpy(np.float64))
 
 
-def _apply(pipeline: Any, rows: pd.DataFrame, target: str) -> np.ndarray:
-    found = np.asarray(pipeline.predict(_inputs(rows, TARGETS[target][1])), np.float64)
+def _apply(pipeline: Any, rows: pd.DataFrame, target: str, extra: Sequence[str] = ()) -> np.ndarray:
+    inputs = _inputs(rows, (*TARGETS[target][1], *extra))
+    found = np.asarray(pipeline.predict(inputs), np.float64)
     return np.exp(found) if target == "itl" else found * rows["tdp_w"].to_numpy(np.float64)
 
 
@@ -446,23 +456,26 @@ def folds(table: pd.DataFrame, protocol: str) -> Iterator[tuple[np.ndarray, np.n
         yield np.flatnonzero(~test), np.flatnonzero(test)
 
 
-def cross_validate(table: pd.DataFrame, target: str, protocol: str) -> pd.DataFrame:
+def cross_validate(
+    table: pd.DataFrame, target: str, protocol: str, extra: Sequence[str] = ()
+) -> pd.DataFrame:
     """The rows used, with `predicted` in W or s from models that did not see their group.
 
     Args:
         table: as `build_table` makes it; all scenarios train one model.
         target: "power" or "itl".
         protocol: one of `PROTOCOLS`.
+        extra: numeric columns to use beside the published features.
 
     Raises:
         ValueError: unknown target or protocol, too few groups, missing columns or packages.
     """
     _checked_target(target)
-    rows = _rows(table, target)
+    rows = _rows(table, target, extra)
     predicted = np.zeros(len(rows))
     for train, test in folds(rows, protocol):
-        pipeline = _train(rows.iloc[train], target)
-        predicted[test] = _apply(pipeline, rows.iloc[test], target)
+        pipeline = _train(rows.iloc[train], target, extra)
+        predicted[test] = _apply(pipeline, rows.iloc[test], target, extra)
     return rows.assign(predicted=predicted)
 
 
