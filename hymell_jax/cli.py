@@ -21,8 +21,12 @@ LEVELS = ["1", "2", "3", "best"]
 class _Group(click.Group):
     """Turns the package's ValueErrors into one sentence and exit status 2."""
 
+    def resolve_command(self, ctx: click.Context, args: list[str]) -> Any:
+        name, command, rest = super().resolve_command(ctx, args)
+        compile_cache.configure(name)
+        return name, command, rest
+
     def invoke(self, ctx: click.Context) -> Any:
-        compile_cache.configure()
         try:
             return super().invoke(ctx)
         except ValueError as error:

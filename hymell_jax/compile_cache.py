@@ -1,4 +1,7 @@
-"""Compiled programs on disk, so that a command compiles once per machine; for the command line.
+"""How commands compile: once per machine, and no harder than one answer is worth.
+
+Compiled programs are kept on disk. Commands that answer one question compile without optimisation:
+a few milliseconds are lost in the answer, seconds are won in the first compilation.
 
 JAX reads its settings from the environment when it is first imported, so this needs no JAX.
 `HYMELL_COMPILE_CACHE` names the folder, or is `off`; JAX's own variables win. By default it is
@@ -16,6 +19,14 @@ from pathlib import Path
 
 VARIABLE = "HYMELL_COMPILE_CACHE"
 LEAST_COMPILE_S = "0.2"
+ONE_ANSWER = ("predict", "compare")
+"""Commands that run a compiled program once."""
+
+QUICK_FLAGS = (
+    "--xla_backend_optimization_level=0",
+    "--xla_llvm_disable_expensive_passes=true",
+    "--xla_cpu_use_fusion_emitters=false",
+)
 
 
 def cache_folder() -> Path | None:
@@ -40,13 +51,18 @@ def _processor() -> str:
     return f"{platform.machine()}-{hashlib.sha256(features.encode()).hexdigest()[:12]}"
 
 
-def configure() -> None:
-    """Set JAX's cache up for this process, unless JAX is there already or the user said otherwise.
+def configure(command: str | None) -> None:
+    """Set JAX up for this command, unless JAX is there already or the user said otherwise.
 
     A folder that cannot be made means no cache: the command works, and compiles again.
     """
+    if "jax" in sys.modules:
+        return
+    flags = os.environ.get("XLA_FLAGS", "")
+    if command in ONE_ANSWER and "xla_backend_optimization_level" not in flags:
+        os.environ["XLA_FLAGS"] = " ".join((*QUICK_FLAGS, flags)).strip()
     folder = cache_folder()
-    if folder is None or "jax" in sys.modules or "JAX_COMPILATION_CACHE_DIR" in os.environ:
+    if folder is None or "JAX_COMPILATION_CACHE_DIR" in os.environ:
         return
     folder = folder / _processor()
     try:
