@@ -28,6 +28,14 @@ def power_of_two(x: jax.Array, exponent: int) -> jax.Array:
     return x
 
 
+def root_of_two(x: jax.Array, exponent: int) -> jax.Array:
+    """x ** (1 / exponent) for exponent 1, 2, 4, 8, ... by square roots, without exp and log."""
+    while exponent > 1:
+        x = jnp.sqrt(x)
+        exponent //= 2
+    return x
+
+
 def smooth_maximum(*terms: jax.Array, sharpness: int = 4) -> jax.Array:
     """(sum t^p)^(1/p) of positive terms of one shape, p = sharpness, a power of two.
 
@@ -38,7 +46,7 @@ def smooth_maximum(*terms: jax.Array, sharpness: int = 4) -> jax.Array:
     largest = jax.lax.stop_gradient(functools.reduce(jnp.maximum, terms))
     largest = jnp.maximum(largest, 1e-30)
     total = sum(power_of_two(term / largest, sharpness) for term in terms)
-    return largest * total ** (1.0 / sharpness)
+    return largest * root_of_two(total, sharpness)
 
 
 def smooth_minimum(terms: jax.Array, sharpness: int = 32) -> jax.Array:
