@@ -429,6 +429,7 @@ def fit_attention(
     steps: int = 1000,
     learning_rate: float = 0.05,
     max_rows: int = 6000,
+    start: Mapping[str, float] | None = None,
     seed: int = 0,
 ) -> dict[str, float]:
     """Coefficients of one phase and device from measured kernel times.
@@ -446,6 +447,8 @@ def fit_attention(
         steps: Adam steps.
         learning_rate: its first value.
         max_rows: a random subsample of this size is used where there are more rows.
+        start: coefficients to start from and be pulled to, those of another device for example; by
+            default `DEFAULT_COEFFICIENTS`, with the launch floor at the fastest rows.
         seed: of the subsample.
 
     Raises:
@@ -465,9 +468,11 @@ def fit_attention(
     kept = np.random.default_rng(seed).permutation(rows)[:max_rows]
     columns = [jnp.asarray(c[kept], jnp.float32) for c in columns]
     names = [name for name in DEFAULT_COEFFICIENTS if name.startswith(phase + "_")]
-    start = {name: jnp.float32(DEFAULT_COEFFICIENTS[name]) for name in names}
-    start[f"{phase}_log_launch_s"] = jnp.float32(np.log(np.quantile(np.asarray(columns[7]), 0.02)))
-    fitted = adam(_fit_loss(phase, device, columns, start), start, steps, learning_rate)
+    first = {name: jnp.float32((start or DEFAULT_COEFFICIENTS)[name]) for name in names}
+    if start is None:
+        fastest = np.log(np.quantile(np.asarray(columns[7]), 0.02))
+        first[f"{phase}_log_launch_s"] = jnp.float32(fastest)
+    fitted = adam(_fit_loss(phase, device, columns, first), first, steps, learning_rate)
     return {name: float(fitted[name]) for name in names}
 
 

@@ -96,11 +96,14 @@ def predicted_rows(
 ) -> dict[str, pd.DataFrame]:
     """Measured rows of every block of a model, with `level1_s`, `level2_s` and `power_pred_w`.
 
-    By block; power for `block_power.POWER_BLOCKS`. A model without blocks gives none.
+    By block; power for `block_power.POWER_BLOCKS`. A model without blocks gives none, and one of
+    fp8 not those of `block_recipes.ANY_FORMAT`, which are those of the bf16 model.
     """
     found = {}
     coefficients = model.coefficients["attention"]
     for name, block in model.blocks.items():
+        if model.card.dtype != "bf16" and name in block_recipes.ANY_FORMAT:
+            continue
         frame = block_recipes.block_rows(
             name, folder, model.card.device, model.card.runtime, model.card.dtype
         )

@@ -6,6 +6,7 @@ has no rows for stays at level 1. Settings were chosen with whole shapes left ou
 
 from __future__ import annotations
 
+import dataclasses
 import os
 from collections.abc import Mapping
 from pathlib import Path
@@ -312,6 +313,55 @@ def fit_block(
     }
     fitted["errors"] = block_errors(name, fitted, attention_coefficients, spec_sheet, frame)
     return fitted
+
+
+def tune_block(
+    name: str,
+    source: blocks.Block,
+    coefficients: Mapping[str, Any],
+    device: Device,
+    frame: pd.DataFrame,
+    *,
+    steps: int = 1000,
+    learning_rate: float = 2e-3,
+    weight_decay: float = 1e-3,
+    members: int | None = None,
+    seed: int = 0,
+) -> blocks.Block:
+    """A block whose networks start at those of another device and train on rows of this one.
+
+    Args:
+        name: one of `blocks.BLOCKS`.
+        source: the block of the other device.
+        coefficients: of level 1 on this device.
+        device: data sheet of this one.
+        frame: its rows to train on, as `block_rows` returns them.
+        steps, learning_rate, weight_decay: of `mlp.fit_ensemble`.
+        members: how many networks of the ensemble to keep; by default all.
+        seed: of the choice of rows.
+    """
+    start = jax.tree.map(lambda leaf: np.asarray(leaf)[:members], source.params)
+    base, features = level1(name, coefficients, device, frame)
+    known = source.normalizer  # means and units stay, so that the weights mean the same
+    normalizer = dataclasses.replace(
+        known,
+        low=np.minimum(np.asarray(known.low), features.min(0)),
+        high=np.maximum(np.asarray(known.high), features.max(0)),
+    )
+    params = mlp.fit_ensemble(
+        np.asarray(mlp.normalise(normalizer, features)),
+        base,
+        np.log(frame["time_s"].to_numpy()),
+        source.spec,
+        steps=steps,
+        learning_rate=learning_rate,
+        weight_decay=weight_decay,
+        scale=float(mlp.level1_scale(source.spec, normalizer)),
+        seeds=tuple(seed + i for i in range(len(jax.tree.leaves(start)[0]))),
+        start=start,
+    )
+    own = {} if name in blocks.ATTENTION_BLOCKS else dict(coefficients)
+    return blocks.Block(coefficients=own, params=params, normalizer=normalizer, spec=source.spec)
 
 
 def corrected_log_time(
