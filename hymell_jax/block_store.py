@@ -71,6 +71,13 @@ def from_plain(entries: Any, arrays: Mapping[str, Any], where: str) -> dict[str,
     return found
 
 
+def to_fitted(entry: Mapping[str, Any], block: blocks.Block) -> dict[str, Any]:
+    """A block read from a checkpoint in the form that `to_plain` takes."""
+    known = {key: value for key, value in entry.items() if key != "network"}
+    fields = ("coefficients", "spec", "params", "normalizer")
+    return {**known, **{field: getattr(block, field) for field in fields}}
+
+
 def _coefficients(given: Any, names: tuple[str, ...], where: str) -> dict[str, np.ndarray]:
     if not isinstance(given, Mapping) or sorted(given) != sorted(names):
         raise ValueError(f"{where}.coefficients must be {', '.join(names) or 'empty'}.")

@@ -9,6 +9,7 @@ level-2 networks lie beside it in an `.npz` whose SHA-256 the JSON records. Ship
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import math
 import os
@@ -26,12 +27,14 @@ from hymell_jax import (
     block_store,
     collectives,
     devices,
+    engines,
     gemm,
     power,
     rowwise,
+    system_store,
 )
 from hymell_jax.files import read_json, write_whole
-from hymell_jax.model import Card, CostModel
+from hymell_jax.model import Card, CostModel, Engine
 from hymell_jax.operators import STREAM_PARTS
 from hymell_jax.types import DTYPES
 
@@ -221,7 +224,11 @@ def read(
     path = root / file_name(device, runtime, dtype)
     content = read_json(path, "checkpoint")
     model = _model(content, path)
-    return {**content, "coefficients": model.coefficients, "domain": model.domain}
+    found = {**content, "coefficients": model.coefficients, "domain": model.domain}
+    if model.blocks:
+        entries = content["blocks"].items()
+        found["blocks"] = {n: block_store.to_fitted(e, model.blocks[n]) for n, e in entries}
+    return found
 
 
 def load_file(path: str | os.PathLike[str]) -> CostModel:
@@ -273,6 +280,7 @@ def load(
     runtime: str | None = None,
     dtype: str = "bf16",
     folder: str | os.PathLike[str] | None = None,
+    engine: str | None = None,
 ) -> CostModel:
     """The cost model of a device.
 
@@ -285,9 +293,10 @@ def load(
         runtime: such as "vllm-0.24.0"; by default the newest that was measured.
         dtype: "bf16" or "fp8".
         folder: of checkpoints; by default those shipped.
+        engine: serving engine of level 3; by default vLLM.
 
     Raises:
-        ValueError: an unknown device, runtime or dtype, or a damaged checkpoint.
+        ValueError: an unknown device, runtime, dtype or engine, or a damaged checkpoint.
     """
     if dtype not in DTYPES:
         raise ValueError(f"dtype must be one of {', '.join(DTYPES)}; got {dtype!r}.")
@@ -311,4 +320,28 @@ def load(
         model.card.provenance.update(
             time="transferred", energy="transferred", transferred_from=source
         )  # of this format; another one may have been measured here
-    return model
+    return _served(model, spec, dtype, root, engine)
+
+
+def _served(model: CostModel, spec, dtype: str, root: Path, engine: str | None) -> CostModel:
+    """The model with level 3, where the folder holds it."""
+    content = system_store.load(root)
+    if content is None:
+        if engine is not None:
+            raise ValueError(f"The folder {str(root)!r} holds no level 3, so no engine {engine!r}.")
+        return model
+    terms = engines.terms_for(
+        content, spec, engine or engines.DEFAULT_ENGINE, quantised=dtype != "bf16"
+    )
+    model.card.provenance.update(
+        engine=terms.engine,
+        engine_terms="transferred" if terms.transferred else "fitted",
+        engine_terms_from=terms.machine,
+        engine_sources=content["card"]["sources"],
+    )
+    served = Engine(
+        coefficients=terms.coefficients,
+        networks=engines.networks_of(content),
+        quantiles=terms.quantiles,
+    )
+    return dataclasses.replace(model, engine=served)

@@ -18,6 +18,7 @@ from hymell_jax.version import __version__
 
 LEVELS = ["1", "2", "3", "best"]
 
+
 class _Group(click.Group):
     """Turns the package's ValueErrors into one sentence and exit status 2."""
 
@@ -124,11 +125,12 @@ def _bytes(value: float) -> str:
 @click.option("--output", default=128.0, show_default=True, help="Tokens each one generates.")
 @click.option("--tensor-parallel", default=1.0, show_default=True, help="GPUs that share a layer.")
 @click.option("--level", type=click.Choice(LEVELS), default="best", show_default=True)
+@click.option("--engine", help="Serving engine of level 3; by default vLLM.")
 @click.option("--ignore-memory", is_flag=True, help="Predict even what does not fit.")
 @click.option("--json", "as_json", is_flag=True, help="Print JSON, all numbers in SI units.")
 def predict(
     model, device, runtime, dtype, kv_dtype, batch, prompt, output, tensor_parallel, level,
-    ignore_memory, as_json,
+    engine, ignore_memory, as_json,
 ) -> None:  # fmt: skip
     """Latency, energy and memory of MODEL: a preset, a config.json, or a folder that holds one."""
     from hymell_jax import checkpoint, models, summary, types
@@ -143,7 +145,7 @@ def predict(
         kv_dtype=kv_dtype,
         tensor_parallel=tensor_parallel,
     )
-    fitted = checkpoint.load(device, runtime, chosen)
+    fitted = checkpoint.load(device, runtime, chosen, engine=engine)
     content = summary.summarise(fitted, hf, work, level, check_memory=not ignore_memory)
     if as_json:
         _print_json(content)
@@ -167,7 +169,16 @@ def _show_prediction(c: dict[str, Any]) -> None:
         ["total", _seconds(c["total"]["time_s"]), _joules(c["total"]["energy_j"]),
          f"{c['total']['energy_j'] / c['total']['time_s']:.0f} W"],
     ]  # fmt: skip
-    _table(title, ["", "time", "energy", "power"], rows)
+    headings = ["", "time", "energy", "power"]
+    if c["interval"]:
+        headings += [f"{100 * c['interval']['coverage']:.0f} % of time", "of energy"]
+        for row, phase in zip(rows, ("prefill", "decode"), strict=False):
+            for show, bounds in zip(
+                (_seconds, _joules), c["interval"][phase].values(), strict=True
+            ):
+                row.append(" to ".join(map(show, bounds)))
+        rows[2] += ["", ""]
+    _table(title, headings, rows)
     click.echo(
         f"\n{c['total']['output_tokens_per_s']:.4g} output tokens/s, prefill included; "
         f"{c['total']['energy_j'] / tokens * 1e3:.4g} J per 1000 output tokens, "
@@ -232,7 +243,7 @@ def compare(model, device, batch, prompt, output, as_json) -> None:
 @main.command()
 @click.option("--device", required=True, help="Exact name (see `hymell devices`).")
 @click.option("--data", "folder", help="Folder of measured tables; default $HYMELL_DATA.")
-@click.option("--level", type=click.Choice(LEVELS), default="best", show_default=True)
+@click.option("--level", type=click.Choice(["1", "2", "all"]), default="all", show_default=True)
 @click.option("--split", default="test", show_default=True, help="train, test, or all.")
 @click.option("--form", type=click.Choice(["refined", "published"]), default="refined")
 @click.option("--reference", help="CSV with the errors of a black box on the same rows.")
@@ -240,18 +251,16 @@ def compare(model, device, batch, prompt, output, as_json) -> None:
 @click.option("--json", "as_json", is_flag=True, help="Print a list of rows.")
 def evaluate(device, folder, level, split, form, reference, checkpoints, as_json) -> None:
     """Errors of the fitted model on measured rows, by table, regime and target."""
-    _fitted_level(level)
-    from hymell_jax import data
-    from hymell_jax.evaluate import evaluate as run
+    from hymell_jax import block_evaluate, data
+    from hymell_jax import evaluate as operators
 
-    rows = run(
-        device,
-        data.data_folder(folder),
-        split=split,
-        form=form,
-        reference=reference,
-        checkpoints=checkpoints,
-    )
+    root = data.data_folder(folder)
+    options = dict(split=split, reference=reference, checkpoints=checkpoints)
+    rows = []
+    if level in ("1", "all"):
+        rows += operators.evaluate(device, root, form=form, **options)
+    if level in ("2", "all"):
+        rows += block_evaluate.evaluate_blocks(device, root, **options)
     if as_json:
         _print_json(rows)
     else:
@@ -259,7 +268,7 @@ def evaluate(device, folder, level, split, form, reference, checkpoints, as_json
 
 
 @main.command()
-@click.option("--level", type=click.Choice(LEVELS[:-1]), default="1", show_default=True)
+@click.option("--level", type=click.Choice(["1", "2"]), default="2", show_default=True)
 @click.option("--device", required=True, help="Exact name, or `all` that the tables hold.")
 @click.option("--runtime", help="As in the tables; by default every one of the device.")
 @click.option("--dtype", type=click.Choice(["bf16", "fp8"]), help="By default both.")
@@ -267,11 +276,10 @@ def evaluate(device, folder, level, split, form, reference, checkpoints, as_json
 @click.option("--out", required=True, help="Folder of checkpoints to write into.")
 @click.option("--seeds", default=1, show_default=True, help="Fits per matrix product, best kept.")
 @click.option("--operators", is_flag=True, help="Fit the row-wise operators again.")
-@click.option("--resume", is_flag=True, help="Leave out what the folder already holds.")
+@click.option("--resume", is_flag=True, help="Keep what the folder already holds.")
 def fit(level, device, runtime, dtype, folder, out, seeds, operators, resume) -> None:
-    """Fit a device's coefficients to measured tables and write its checkpoints."""
-    _fitted_level(level)
-    from hymell_jax import checkpoint, data, files, recipes
+    """Fit a device's coefficients and networks to measured tables; write its checkpoints."""
+    from hymell_jax import block_recipes, checkpoint, data, files, recipes
 
     if seeds < 1:
         raise ValueError(f"--seeds must be at least 1; got {seeds}.")
@@ -284,14 +292,17 @@ def fit(level, device, runtime, dtype, folder, out, seeds, operators, resume) ->
             if operators or not recipes.operator_file(out, operator).is_file():
                 fitted = recipes.fit_operator(root, operator, progress=report)
                 recipes.save_operator(fitted, out)
-        for name, engine, element in chosen:
-            if (name, engine, element) in done:
-                continue
-            content = recipes.fit_level1(
-                name, engine, element, root, out, seeds=tuple(range(seeds)), progress=report
-            )
-            path = checkpoint.save(content, out)
-            click.echo(f"{path}", err=True)
+        for entry in chosen:
+            if entry in done:
+                content = checkpoint.read(*entry, folder=out)
+            else:
+                content = recipes.fit_level1(
+                    *entry, root, out, seeds=tuple(range(seeds)), progress=report
+                )
+                checkpoint.save(content, out)
+            if level == "2":
+                block_recipes.add_blocks(content, root, out, progress=report)
+            click.echo(f"{'/'.join(entry)}", err=True)
 
 
 @main.command(name="import")

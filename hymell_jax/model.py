@@ -10,11 +10,12 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from hymell_jax import analytical, operators, parameters
+from hymell_jax import analytical, operators, parameters, serving
 from hymell_jax.analytical import PassCosts
 from hymell_jax.blocks import Block
 from hymell_jax.types import DTYPES, Architecture, Device, Workload
 
+LARGEST_DISTANCE = np.float32(np.log(2.0))  # from what was measured, of an answer in domain
 EMBEDDING_BYTES = 2.0  # embeddings and the LM head stay in 16 bits in quantised checkpoints
 
 
@@ -33,6 +34,16 @@ class Card:
 
 @jax.tree_util.register_dataclass
 @dataclasses.dataclass(frozen=True, kw_only=True)
+class Engine:
+    """Level 3: a serving engine on a device; leaves float32."""
+
+    coefficients: dict[str, Any]  # as `serving.serve` takes them
+    networks: dict[str, Any]  # of time and energy, as there
+    quantiles: jax.Array  # [2, 2], (prefill, decode) by (time, energy): of `serving.error_scale`
+
+
+@jax.tree_util.register_dataclass
+@dataclasses.dataclass(frozen=True, kw_only=True)
 class CostModel:
     """Everything that `predict` needs; leaves float32."""
 
@@ -40,11 +51,14 @@ class CostModel:
     coefficients: dict[str, Any]  # level 1, by operator
     domain: dict[str, Any]  # least and greatest fitted sizes, natural logs
     blocks: dict[str, Block] = dataclasses.field(default_factory=dict)  # level 2, by name
+    engine: Engine | None = None  # level 3
     card: Card = dataclasses.field(metadata={"static": True})
 
     @property
     def level(self) -> int:
         """The highest level that this model answers with."""
+        if self.engine is not None:
+            return 3
         return 2 if self.blocks else 1
 
     def at_level(self, level: int) -> CostModel:
@@ -58,7 +72,9 @@ class CostModel:
             raise ValueError(
                 f"The model of {self.card.device} holds level {held}; got level {level!r}."
             )
-        return self if level == self.level else dataclasses.replace(self, blocks={})
+        kept = {"blocks": self.blocks if level > 1 else {}}
+        kept["engine"] = self.engine if level > 2 else None
+        return dataclasses.replace(self, **kept)
 
 
 @jax.tree_util.register_dataclass
@@ -69,7 +85,8 @@ class Phase:
     time_s: jax.Array
     energy_j: jax.Array  # of all GPUs
     power_w: jax.Array  # energy over time, all GPUs
-    parts: PassCosts
+    log_half_widths: jax.Array  # [2], of the 90 % intervals of ln time and ln energy; 0: none
+    parts: PassCosts  # of level 1 or 2; level 3 adds what an engine does around them
 
 
 @jax.tree_util.register_dataclass
@@ -105,21 +122,24 @@ class Prediction:
     total_energy_j: jax.Array
     output_tokens_per_s: jax.Array  # of all sequences, prefill included
     memory: Memory
-    domain_distances: jax.Array  # [2], of level 1 and 2; see `domain_distance`
+    steady_time_per_token_s: jax.Array  # under continuous batching, prompts of newcomers mixed in
+    steady_energy_per_token_j: jax.Array
+    domain_distances: jax.Array  # [2 or 3], of levels 1, 2 and 3; see `domain_distance`
 
     @property
     def domain_distance(self) -> jax.Array:
         """How far the request leaves what was measured, natural log; 0 inside.
 
         The greatest of: ln of the factor by which a matrix is larger than any fitted one, and
-        -ln of the share of a pass's time that lies within the range of the networks.
+        -ln of the share of a pass's time that lies within the range of the block networks, and -ln
+        of how familiar the whole model is to the networks of level 3.
         """
         return jnp.max(self.domain_distances, axis=-1)
 
     @property
     def in_domain(self) -> jax.Array:
         """Whether `domain_distance` is at most ln 2: sizes within a factor of two, half known."""
-        return self.domain_distance <= np.float32(np.log(2.0))
+        return self.domain_distance <= LARGEST_DISTANCE
 
     @property
     def decode_time_per_token_s(self) -> jax.Array:
@@ -128,8 +148,39 @@ class Prediction:
 
 
 def _phase(costs: PassCosts) -> Phase:
+    """A pass as the sum of its parts."""
     time_s, energy_j = jnp.sum(costs.time_s), jnp.sum(costs.energy_j)
-    return Phase(time_s=time_s, energy_j=energy_j, power_w=energy_j / time_s, parts=costs)
+    return Phase(
+        time_s=time_s,
+        energy_j=energy_j,
+        power_w=energy_j / time_s,
+        log_half_widths=jnp.zeros(2),
+        parts=costs,
+    )
+
+
+def _serve(engine: Engine, model, arch, work, phases) -> tuple[tuple[Phase, Phase], serving.Served]:
+    """Both passes as a serving engine runs them."""
+    served = serving.serve(
+        engine.coefficients, engine.networks, model.device, arch, work,
+        phases[0].parts, phases[1].parts,
+    )  # fmt: skip
+    widths = serving.error_scale(served, engine.quantiles)
+    totals = (
+        (served.prefill_time_s, served.prefill_energy_j),
+        (served.decode_time_s, served.decode_energy_j),
+    )
+    found = tuple(
+        Phase(
+            time_s=time_s,
+            energy_j=energy_j,
+            power_w=energy_j / time_s,
+            log_half_widths=widths[index],
+            parts=phases[index].parts,
+        )
+        for index, (time_s, energy_j) in enumerate(totals)
+    )
+    return found, served
 
 
 def memory_use(arch: Architecture, work: Workload, device: Device) -> Memory:
@@ -203,6 +254,12 @@ def _predict_one(
         model.coefficients, model.device, arch, work, structure, model.blocks
     )
     prefill, decode = map(_phase, costs)
+    distances = [domain_distance(model.domain, arch, work), _unfamiliarity(costs)]
+    steady = (decode.time_s, decode.energy_j)
+    if model.engine is not None:
+        (prefill, decode), served = _serve(model.engine, model, arch, work, (prefill, decode))
+        steady = (served.steady_time_s, served.steady_energy_j)
+        distances.append(-jnp.log(jnp.maximum(served.familiarity, 1e-6)))
     total_time = prefill.time_s + work.output_tokens * decode.time_s
     total_energy = prefill.energy_j + work.output_tokens * decode.energy_j
     return Prediction(
@@ -213,15 +270,26 @@ def _predict_one(
         total_energy_j=total_energy,
         output_tokens_per_s=work.batch_size * work.output_tokens / total_time,
         memory=memory_use(arch, work, model.device),
-        domain_distances=jnp.stack(
-            [domain_distance(model.domain, arch, work), _unfamiliarity(costs)]
-        ),
+        steady_time_per_token_s=steady[0],
+        steady_energy_per_token_j=steady[1] / work.batch_size,
+        domain_distances=jnp.stack(distances),
     )
 
 
-@functools.partial(jax.jit, static_argnames=("structure",))
-def _predict_compiled(parts, arch, work, structure):
+def _predict_parts(parts, arch, work, structure):
     return _predict_one(_rebuilt(parts), arch, work, structure)
+
+
+_predict_compiled = jax.jit(_predict_parts, static_argnames=("structure",))
+_predict_once = jax.jit(
+    _predict_parts,
+    static_argnames=("structure",),
+    compiler_options={  # compiled five times faster; for one workload it runs as fast
+        "xla_backend_optimization_level": 0,
+        "xla_llvm_disable_expensive_passes": True,
+        "xla_cpu_use_fusion_emitters": False,
+    },
+)
 
 
 @functools.partial(jax.jit, static_argnames=("structure",))
@@ -271,7 +339,26 @@ def predict(model: CostModel, arch: Architecture, work: Workload) -> Prediction:
     """
     _check(model, arch, work)
     structure = operators.structure_of(arch, work)
-    return _predict_compiled(_parts(model), arch, work, structure)
+    traced = any(isinstance(leaf, jax.core.Tracer) for leaf in jax.tree.leaves((model, arch, work)))
+    run = _predict_compiled if traced else _predict_once
+    return run(_parts(model), arch, work, structure)
+
+
+def predict_best(model: CostModel, arch: Architecture, work: Workload) -> tuple[int, Prediction]:
+    """`predict` by the highest level whose domain covers the request, and which level that is.
+
+    A level covers a request at a distance of at most ln 2; level 1 answers what none covers.
+
+    Raises:
+        ValueError: as `predict`.
+    """
+    prediction = predict(model, arch, work)
+    distances = np.asarray(prediction.domain_distances)[: model.level]
+    covered = [n + 1 for n, distance in enumerate(distances) if distance <= LARGEST_DISTANCE]
+    level = max(covered, default=1)
+    if level < model.level:
+        prediction = predict(model.at_level(level), arch, work)
+    return level, prediction
 
 
 def predict_batch(model: CostModel, archs: Architecture, works: Workload) -> Prediction:

@@ -129,9 +129,8 @@ class Served:
     steady_time_s: jax.Array  # mean step under continuous batching
     steady_median_s: jax.Array
     steady_energy_j: jax.Array
-    scale: (
-        jax.Array
-    )  # [2, 2], of errors of ln(time, energy) in (prefill, decode): see `error_scale`
+    scale: jax.Array  # [2, 2], of errors of ln(time, energy) in (prefill, decode)
+    familiarity: jax.Array  # 1 for sizes as in training, 0 far from them; the worse pass
 
 
 @jax.tree_util.register_dataclass
@@ -325,8 +324,10 @@ def features(
     return jnp.stack(jnp.broadcast_arrays(*values))
 
 
-def correct(network: Mapping[str, Any] | None, values: jax.Array) -> tuple[jax.Array, jax.Array]:
-    """Correction of ln T or ln U, and the scale of its error.
+def correct(
+    network: Mapping[str, Any] | None, values: jax.Array
+) -> tuple[jax.Array, jax.Array, jax.Array]:
+    """Correction of ln T or ln U, the scale of its error, and how familiar the sizes are.
 
     Args:
         network: "params" with an ensemble axis and "normalizer"; None corrects nothing.
@@ -334,22 +335,25 @@ def correct(network: Mapping[str, Any] | None, values: jax.Array) -> tuple[jax.A
     """
     if network is None:
         zero = 0.0 * jnp.sum(values)
-        return zero, zero + SCALE_FLOOR
+        return zero, zero + SCALE_FLOOR, zero + 1.0
     mean, spread = correction(network["params"], NETWORK, network["normalizer"], values)
     known = familiarity(network["normalizer"], values, NETWORK.n_monotone)
     outside = SCALE_OUTSIDE * (1.0 - known)
-    return mean, jnp.sqrt(SCALE_FLOOR**2 + jnp.square(spread) + jnp.square(outside))
+    return mean, jnp.sqrt(SCALE_FLOOR**2 + jnp.square(spread) + jnp.square(outside)), known
 
 
 def _corrected(network, device, arch, work, one: Pass, prefill: bool):
-    """(T, U, scales [2]) of a pass after the networks; T is at least the roofline."""
+    """(T, U, scales [2], ln factor, familiarity) after the networks; T is at least the roofline."""
     networks = network or {"time": None, "energy": None}
-    time, time_scale = correct(networks["time"], features(arch, work, one, prefill, one.time_s))
-    energy, energy_scale = correct(
+    time, time_scale, known = correct(
+        networks["time"], features(arch, work, one, prefill, one.time_s)
+    )
+    energy, energy_scale, _ = correct(
         networks["energy"], features(arch, work, one, prefill, one.shares_s)
     )
     time_s = jnp.maximum(one.time_s * jnp.exp(time), one.floor_s)
-    return time_s, one.shares_s * jnp.exp(energy), jnp.stack([time_scale, energy_scale]), time
+    scales = jnp.stack([time_scale, energy_scale])
+    return time_s, one.shares_s * jnp.exp(energy), scales, time, known
 
 
 def serve_blocks(
@@ -365,8 +369,8 @@ def serve_blocks(
     c, gpus, batch = coefficients, work.tensor_parallel, work.batch_size
     pre = serve_pass(c, device, arch, work, prefill, True)
     dec = serve_pass(c, device, arch, work, decode, False)
-    pre_s, pre_u, pre_scale, pre_log = _corrected(network, device, arch, work, pre, True)
-    dec_s, dec_u, dec_scale, _ = _corrected(network, device, arch, work, dec, False)
+    pre_s, pre_u, pre_scale, pre_log, pre_known = _corrected(network, device, arch, work, pre, True)
+    dec_s, dec_u, dec_scale, _, dec_known = _corrected(network, device, arch, work, dec, False)
     prompt_s = jnp.sum(pre.kinds_s) * jnp.exp(pre_log) / batch
     in_mean, in_median = newcomers(batch, work.output_tokens)
     steady_s = dec_s + in_mean * prompt_s
@@ -379,6 +383,7 @@ def serve_blocks(
         steady_median_s=dec_s + in_median * prompt_s,
         steady_energy_j=gpus * energy_j(device, steady_s, dec_u + in_mean * pre_u / batch),
         scale=jnp.stack([pre_scale, dec_scale]),
+        familiarity=jnp.minimum(pre_known, dec_known),
     )
 
 

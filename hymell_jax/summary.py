@@ -11,12 +11,18 @@ from hymell_jax import parameters
 from hymell_jax.analytical import BOUNDS
 from hymell_jax.gemm import REGIMES
 from hymell_jax.hf import HFModel
-from hymell_jax.model import CostModel, Phase, Prediction, predict
+from hymell_jax.model import CostModel, Phase, Prediction, predict, predict_best
 from hymell_jax.operators import PARTS
 from hymell_jax.types import Workload
 
 EXCLUDED = "scheduling, sampling, tokenising, host work between kernels and model loading"
 """What a sum of kernels leaves out."""
+
+EXCLUDED_SERVED = "queueing, tokenising, network and model loading"
+"""What a served model (level 3) leaves out."""
+
+COVERAGE = 0.9
+"""Of the intervals, on models that the fit had not seen."""
 
 
 def _number(leaf: Any) -> float:
@@ -54,6 +60,15 @@ def _parts(phase: Phase) -> dict[str, dict[str, Any]]:
     return found
 
 
+_OUTSIDE = (
+    "A matrix is far larger than any measured one (ln {:.1f}): the answer is an extrapolation.",
+    "Half of the time or more is spent in blocks unlike any measured one: there the answer rests "
+    "on the level-1 equations.",
+    "No model of this kind and size was measured as a whole: the serving terms are an "
+    "extrapolation.",
+)
+
+
 def warnings_of(model: CostModel, hf: HFModel, prediction: Prediction) -> list[str]:
     """Plain sentences on what a reader should know before believing the numbers."""
     found = list(hf.notes)
@@ -71,10 +86,7 @@ def warnings_of(model: CostModel, hf: HFModel, prediction: Prediction) -> list[s
         )
     distance = _number(prediction.domain_distance)
     if distance > math.log(2.0):
-        found.append(
-            f"A matrix is {math.exp(distance):.1f} times larger than any measured one: the answer "
-            "is an extrapolation."
-        )
+        found.append(_OUTSIDE[int(np.argmax(prediction.domain_distances))].format(distance))
     if not bool(prediction.memory.fits):
         needed = _number(prediction.memory.total_bytes) / 1e9
         capacity = _number(prediction.memory.capacity_bytes) / 1e9
@@ -117,8 +129,54 @@ def check_fits(prediction: Prediction, model: CostModel, name: str) -> None:
     )
 
 
+def _interval(value: Any, log_half_width: Any) -> list[float]:
+    """[low, high] around a value."""
+    centre, factor = _number(value), math.exp(_number(log_half_width))
+    return [centre / factor, centre * factor]
+
+
+def _intervals(prediction: Prediction) -> dict[str, Any] | None:
+    """The 90 % intervals of both passes; None where no level with intervals answered."""
+    prefill, decode = prediction.prefill, prediction.decode
+    if not bool(prefill.log_half_widths[0] > 0):
+        return None
+    energy = prediction.decode_energy_per_token_j
+    return {
+        "coverage": COVERAGE,
+        "prefill": {
+            "time_s": _interval(prefill.time_s, prefill.log_half_widths[0]),
+            "energy_j": _interval(prefill.energy_j, prefill.log_half_widths[1]),
+        },
+        "decode": {
+            "time_per_token_s": _interval(decode.time_s, decode.log_half_widths[0]),
+            "energy_per_token_j": _interval(energy, decode.log_half_widths[1]),
+        },
+    }
+
+
+def answer(
+    model: CostModel, hf: HFModel, work: Workload, level: str | int = "best"
+) -> tuple[int, Prediction]:
+    """The level that answers and its prediction.
+
+    Args:
+        level: 1, 2, 3, or "best": the highest whose domain covers the request.
+
+    Raises:
+        ValueError: the model does not hold that level.
+    """
+    if level == "best":
+        return predict_best(model, hf.architecture, work)
+    level = int(level)
+    return level, predict(model.at_level(level), hf.architecture, work)
+
+
 def summarise(
-    model: CostModel, hf: HFModel, work: Workload, level: int = 1, check_memory: bool = True
+    model: CostModel,
+    hf: HFModel,
+    work: Workload,
+    level: str | int = "best",
+    check_memory: bool = True,
 ) -> dict[str, Any]:
     """Predict one workload and lay everything out; all numbers finite Python floats, SI units.
 
@@ -126,14 +184,14 @@ def summarise(
         model: of the device.
         hf: the model to run.
         work: the workload.
-        level: that answers.
+        level: 1, 2, 3, or "best": the highest whose domain covers the request.
         check_memory: refuse what does not fit.
 
     Raises:
-        ValueError: it does not fit, or the numbers leave float32.
+        ValueError: it does not fit, the model lacks the level, or the numbers leave float32.
     """
     check_parallel(hf, work)
-    prediction = predict(model, hf.architecture, work)
+    level, prediction = answer(model, hf, work, level)
     if check_memory:
         check_fits(prediction, model, hf.name)
     total, active = parameters.exact_parameters(hf.architecture)
@@ -149,7 +207,11 @@ def summarise(
         "workload": {
             name: _number(getattr(work, name))
             for name in (
-                "batch_size", "prompt_tokens", "output_tokens", "kv_bytes", "tensor_parallel",
+                "batch_size",
+                "prompt_tokens",
+                "output_tokens",
+                "kv_bytes",
+                "tensor_parallel",
                 "expert_parallel",
             )
         },
@@ -181,10 +243,18 @@ def summarise(
             "capacity_bytes": _number(prediction.memory.capacity_bytes),
             "fits": bool(prediction.memory.fits),
         },
+        "steady": {
+            "time_per_token_s": _number(prediction.steady_time_per_token_s),
+            "energy_per_token_j": _number(prediction.steady_energy_per_token_j),
+        },
+        "interval": _intervals(prediction),
         "parts": {"prefill": _parts(prediction.prefill), "decode": _parts(prediction.decode)},
         "in_domain": bool(prediction.in_domain),
         "domain_distance": _number(prediction.domain_distance),
-        "excluded": EXCLUDED,
+        "domain_distances": [
+            _number(x) for x in np.asarray(prediction.domain_distances)[: model.level]
+        ],
+        "excluded": EXCLUDED_SERVED if level == 3 else EXCLUDED,
         "warnings": warnings_of(model, hf, prediction),
         "provenance": provenance,
     }

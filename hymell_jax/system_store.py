@@ -1,0 +1,124 @@
+"""Level 3 on disk: `systems/level3.json` with its weights in `systems/level3.npz`, for all devices.
+
+One file serves every checkpoint, because its networks and the host terms of an engine are shared by
+all devices (`hymell_jax.engines` picks what belongs to one).
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from hymell_jax import arrays, block_store, serving
+from hymell_jax.files import read_json, write_whole
+
+FORMAT_VERSION = 1
+FOLDER, STEM = "systems", "level3"
+LARGEST = 80.0  # of a coefficient, a natural log
+TARGETS = ("time", "energy")
+WIDTHS = ("16 bits", "quantised")
+COEFFICIENTS = tuple(serving.ENGINE_COEFFICIENTS | serving.ENERGY_COEFFICIENTS)
+
+
+def file_of(folder: str | os.PathLike[str]) -> Path:
+    """Path of level 3 in a folder of checkpoints."""
+    return Path(folder) / FOLDER / f"{STEM}.json"
+
+
+def save(content: Mapping[str, Any], folder: str | os.PathLike[str]) -> Path:
+    """Write level 3 as `system_recipes.fit_level3` returns it, whole or not at all.
+
+    Raises:
+        ValueError: the folder cannot be written.
+    """
+    path = file_of(folder)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    packed = arrays.pack(content["network"])
+    plain = {
+        "format_version": FORMAT_VERSION,
+        **{key: content[key] for key in ("engines", "transferred", "card")},
+        "network": block_store.spec_to_plain(serving.NETWORK),
+        "arrays": {"file": path.with_suffix(".npz").name, "sha256": arrays.digest(packed)},
+    }
+    text = json.dumps(_rounded(plain), indent=1, allow_nan=False)
+    write_whole(path.with_suffix(".npz"), packed)
+    write_whole(path, text + "\n")
+    return path
+
+
+def _rounded(tree: Any) -> Any:
+    """Numbers of NumPy as Python's; float32 by its shortest text."""
+    if isinstance(tree, Mapping):
+        return {str(key): _rounded(value) for key, value in tree.items()}
+    if isinstance(tree, list | tuple):
+        return [_rounded(value) for value in tree]
+    if isinstance(tree, np.floating | np.ndarray):
+        return float(str(np.float32(tree)))
+    return int(tree) if isinstance(tree, np.integer) else tree
+
+
+def load(folder: str | os.PathLike[str]) -> dict[str, Any] | None:
+    """Level 3 as `engines.terms_for` and `engines.networks_of` take it; None where there is none.
+
+    Raises:
+        ValueError: damaged, of another version, or with numbers out of range.
+    """
+    path = file_of(folder)
+    if not path.is_file():
+        return None
+    where = f"Level 3 {path.name!r}"
+    content = read_json(path, where)
+    if not isinstance(content, dict) or content.get("format_version") != FORMAT_VERSION:
+        raise ValueError(f"{where} is not of format_version {FORMAT_VERSION}.")
+    if content.get("network") != block_store.spec_to_plain(serving.NETWORK):
+        raise ValueError(f"{where}: its network is not the one of this version of the package.")
+    record = content.get("arrays")
+    if not isinstance(record, Mapping) or record.get("file") != path.with_suffix(".npz").name:
+        raise ValueError(f"{where}: arrays must name {path.with_suffix('.npz').name!r}.")
+    tree = arrays.read(path.with_suffix(".npz"), str(record.get("sha256")), f"{where}: arrays")
+    for target in TARGETS:
+        block_store.read_network(
+            content["network"], tree.get(target), len(serving.FEATURES), f"{where}: {target}"
+        )
+    _check_engines(content.get("engines"), where)
+    _check_widths(content.get("transferred"), f"{where}: transferred")
+    return {**content, "network": tree}
+
+
+def _check_engines(engines: Any, where: str) -> None:
+    if not isinstance(engines, Mapping) or not engines:
+        raise ValueError(f"{where}: engines must be an object.")
+    for engine, entry in engines.items():
+        here = f"{where}: {engine}"
+        machines, quantiles = (
+            entry.get(field) if isinstance(entry, Mapping) else None
+            for field in ("machines", "quantiles")
+        )
+        if not isinstance(machines, Mapping) or not isinstance(quantiles, Mapping):
+            raise ValueError(f"{here} must hold machines and quantiles.")
+        for machine, terms in machines.items():
+            for name in COEFFICIENTS:
+                value = terms.get(name) if isinstance(terms, Mapping) else None
+                if not _number(value) or abs(value) > LARGEST:
+                    raise ValueError(f"{here}, {machine}: {name} must be within +-{LARGEST:g}.")
+            _check_widths(quantiles.get(machine), f"{here}, {machine}")
+
+
+def _check_widths(given: Any, where: str) -> None:
+    for width in WIDTHS:
+        row = given.get(width) if isinstance(given, Mapping) else None
+        for target in TARGETS:
+            value = row.get(target) if isinstance(row, Mapping) else None
+            if not _number(value) or not 0 < value < 1e4:
+                raise ValueError(f"{where}: the quantile of {width} {target} must be positive.")
+
+
+def _number(value: Any) -> bool:
+    plain = isinstance(value, int | float) and not isinstance(value, bool)
+    return plain and math.isfinite(value)
