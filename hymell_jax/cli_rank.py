@@ -59,6 +59,7 @@ def _show(c: dict[str, Any]) -> None:
     def cell(value: float | None, show: Any) -> str:
         return "-" if value is None else show(value)
 
+    shown = ("time", "energy", "serving") if c["level"] == 3 else ("time", "energy")
     rows = [
         [d["device"], "yes" if d["meets"] else f"no: {', '.join(d['misses'])}",
          cell(d["time_per_token_s"], _seconds), cell(d["ttft_s"], _seconds),
@@ -66,7 +67,7 @@ def _show(c: dict[str, Any]) -> None:
          cell(d["energy_over_pick"], lambda x: f"{100 * (x - 1):+.0f} %"),
          cell(d["power_w"], lambda x: f"{x:.0f} W"),
          f"{_bytes(d['memory_bytes'])} of {_bytes(d['capacity_bytes'])}",
-         origin(d, "time"), origin(d, "energy")]
+         *(origin(d, what) for what in shown)]
         for d in c["devices"]
     ]  # fmt: skip
     work = c["workload"]
@@ -75,10 +76,10 @@ def _show(c: dict[str, Any]) -> None:
     title = (
         f"{c['model']}, {c['dtype']}, batch {work['batch_size']:g}, prompt "
         f"{work['prompt_tokens']:g}, output {work['output_tokens']:g}"
-        f"{f', {several:g} GPUs' if several > 1 else ''}: {target}"
+        f"{f', {several:g} GPUs' if several > 1 else ''}, level {c['level']}: {target}"
     )
     heads = ["device", "meets", "a token", "first token", "energy a token", "over pick", "power",
-             "memory", "time", "energy"]  # fmt: skip
+             "memory", *shown]  # fmt: skip
     _table(title, heads, rows, left=2)
     if c["pick"] is None:
         click.echo("\nNone of the devices meets the target.")

@@ -4,6 +4,7 @@ Every device is asked the same workload. A pick is the device that needs least e
 token, prefill included, among those where the model fits and every target is met. A device without
 measurements takes the coefficients of the most alike measured one, relative to the data sheet
 (`checkpoint.load`); the answer says for each whether its time and its energy were measured there.
+All devices answer at one level, the highest whose domain covers the request on each of them.
 """
 
 from __future__ import annotations
@@ -16,8 +17,8 @@ import numpy as np
 
 from hymell_jax import checkpoint, devices
 from hymell_jax.hf import HFModel
-from hymell_jax.model import CostModel, Prediction, predict
-from hymell_jax.summary import EXCLUDED, check_parallel
+from hymell_jax.model import CostModel, Prediction, predict, predict_best
+from hymell_jax.summary import EXCLUDED, EXCLUDED_SERVED, check_parallel
 from hymell_jax.types import Workload, near_names
 
 TARGETS: dict[str, str] = {
@@ -26,6 +27,10 @@ TARGETS: dict[str, str] = {
     "total_time_s": "seconds of the whole batch, prefill and all output tokens",
 }
 """What a target may bound from above."""
+
+
+ORIGINS = ("time", "energy", "serving")
+"""What may have been measured on a device: kernels, their power, and an engine that serves."""
 
 
 def checked_targets(slo: Mapping[str, float]) -> dict[str, float]:
@@ -86,11 +91,10 @@ def rank(
         dtype: "bf16" or "fp8"; devices without that format are named in `left_out`.
 
     Returns:
-        `pick` and `pick_measured` (the same among devices whose time and energy were both measured;
-        names or None), `slo`, `devices`: one entry each with `meets`, `misses`, `fits`,
-        times, energy per output token and mean power of all its GPUs, whether `time` and `energy`
-        were `fitted` or `transferred`, and from where; `left_out`, `excluded`. Numbers are None
-        where the model does not fit.
+        `pick` and `pick_measured` (the same among devices where everything was measured; names or
+        None), `level`, `slo`, `devices`: one entry each with `meets`, `misses`, `fits`, times,
+        energy per output token and mean power of all its GPUs, and its `origins`; `left_out`,
+        `excluded`. Numbers are None where the model does not fit.
 
     Raises:
         ValueError: bad targets or devices, no device of that format, or a tensor-parallel size
@@ -98,16 +102,23 @@ def rank(
     """
     limits = checked_targets(slo)
     check_parallel(hf, work)
-    found, left_out = [], []
+    answers, left_out = [], []
     for spec in chosen_devices(names):
         try:
             model = checkpoint.load(_source(spec), dtype=dtype)
         except ValueError as error:
             left_out.append({"device": spec.name, "reason": str(error)})
             continue
-        found.append(_entry(spec, model, predict(model, hf.architecture, work), work, limits))
-    if not found:
+        answers.append((spec, model, *predict_best(model, hf.architecture, work)))
+    if not answers:
         raise ValueError(f"None of the devices can be asked: {left_out[0]['reason']}")
+    levels = [level for _, _, level, answer in answers if bool(answer.memory.fits)]
+    common = min(levels or [level for _, _, level, _ in answers])
+    found = []
+    for spec, model, level, answer in answers:
+        if level > common:
+            answer = predict(model.at_level(common), hf.architecture, work)
+        found.append(_entry(spec, model, answer, work, limits, common))
     found.sort(key=_order)
     best = found[0] if found[0]["meets"] else None
     for entry in found:
@@ -117,12 +128,13 @@ def rank(
     return {
         "model": hf.name,
         "dtype": dtype,
+        "level": common,
         "slo": limits,
         "pick": best["device"] if best else None,
         "pick_measured": next((d["device"] for d in found if d["meets"] and _measured(d)), None),
         "devices": found,
         "left_out": left_out,
-        "excluded": EXCLUDED,
+        "excluded": EXCLUDED_SERVED if common == 3 else EXCLUDED,
     }
 
 
@@ -132,7 +144,7 @@ def _source(spec: devices.DeviceSpec) -> Any:
 
 
 def _measured(entry: dict[str, Any]) -> bool:
-    return entry["time"] == entry["energy"] == "fitted"
+    return all(entry[what] in ("fitted", None) for what in ORIGINS)
 
 
 def _order(entry: dict[str, Any]) -> tuple:
@@ -146,6 +158,7 @@ def _entry(
     p: Prediction,
     work: Workload,
     limits: Mapping[str, float],
+    level: int,
 ) -> dict[str, Any]:
     fits = bool(p.memory.fits)
     values: dict[str, float | None] = dict.fromkeys(
@@ -164,7 +177,6 @@ def _entry(
         if not np.isfinite(list(values.values())).all():
             raise ValueError("The prediction is not finite: sizes are beyond float32; reduce them.")
         misses = [name for name, limit in limits.items() if values[name] > limit]
-    card = model.card.provenance
     return {
         "device": spec.name,
         "title": spec.title,
@@ -174,9 +186,30 @@ def _entry(
         "memory_bytes": float(p.memory.total_bytes),
         "capacity_bytes": float(p.memory.capacity_bytes),
         **values,
-        "time": card.get("time", "fitted"),
-        "energy": card.get("energy", "fitted"),
-        "time_from": card.get("transferred_from") or spec.name,
-        "energy_from": card.get("energy_from") or card.get("transferred_from") or spec.name,
+        **origins(spec.name, model.card.provenance, level),
         "in_domain": bool(p.in_domain),
     }
+
+
+def origins(name: str, card: Mapping[str, Any], level: int) -> dict[str, Any]:
+    """Whether time, energy and serving terms of a device were `fitted` there or `transferred`.
+
+    At level 3 energy belongs to the serving terms; below it there are none, and `serving` is None.
+
+    Returns:
+        Each of `ORIGINS`, and with `_from` appended the device or campaign that it comes from.
+    """
+    source = card.get("transferred_from")
+    found = {
+        "time": card.get("time", "fitted"),
+        "time_from": source or name,
+        "energy": card.get("energy", "fitted"),
+        "energy_from": card.get("energy_from") or source or name,
+        "serving": None,
+        "serving_from": None,
+    }
+    if level == 3:
+        terms, machine = card["engine_terms"], card["engine_terms_from"]
+        found |= {"energy": terms, "energy_from": machine}
+        found |= {"serving": terms, "serving_from": f"{card['engine']} on {machine}"}
+    return found

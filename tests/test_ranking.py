@@ -39,18 +39,52 @@ def test_the_pick_meets_the_target_with_least_energy(ranked):
 def test_numbers_are_those_of_predict(ranked):
     content, work, hf = ranked
     one = next(d for d in content["devices"] if d["device"] == "h200-sxm-141gb")
-    p = hj.predict(hj.load("h200-sxm-141gb"), hf.architecture, work)
+    model = hj.load("h200-sxm-141gb").at_level(content["level"])
+    p = hj.predict(model, hf.architecture, work)
     assert one["time_per_token_s"] == pytest.approx(float(p.decode_time_per_token_s))
     assert one["ttft_s"] == pytest.approx(float(p.prefill.time_s))
     assert one["energy_per_output_token_j"] == pytest.approx(float(p.total_energy_j) / (8 * 64))
     assert one["power_w"] == pytest.approx(float(p.total_energy_j / p.total_time_s))
 
 
+def test_all_devices_answer_at_the_highest_level_that_covers_each(monkeypatch):
+    asked = []
+
+    def best(model, arch, work):
+        asked.append(model.card.device)
+        return (1 if model.card.device == "l4-24gb" else model.level), hj.predict(
+            model.at_level(1), arch, work
+        )
+
+    monkeypatch.setattr(ranking, "predict_best", best)
+    work = hj.workload(batch_size=8, prompt_tokens=512, output_tokens=64)
+    content = ranking.rank(
+        hj.preset("llama-3.1-8b"), work, {"ttft_s": 9.0}, "h200-sxm-141gb,l4-24gb"
+    )
+    assert content["level"] == 1 and asked == ["h200-sxm-141gb", "l4-24gb"]
+    assert all(d["serving"] is None for d in content["devices"])
+
+
+def test_origins_at_level_3_are_those_of_the_serving_terms():
+    card = {
+        "time": "fitted", "energy": "transferred", "energy_from": "h200-sxm-141gb, vllm-0.22.0",
+        "engine": "vllm-0.11.1", "engine_terms": "fitted", "engine_terms_from": "h100-sxm-80gb",
+    }  # fmt: skip
+    below, above = (ranking.origins("h100-sxm-80gb", card, level) for level in (2, 3))
+    assert (below["time"], below["energy"], below["serving"]) == ("fitted", "transferred", None)
+    assert (above["time"], above["energy"], above["serving"]) == ("fitted",) * 3
+    assert above["serving_from"] == "vllm-0.11.1 on h100-sxm-80gb"
+    assert above["energy_from"] == "h100-sxm-80gb"
+
+
 def test_it_says_what_was_measured_and_what_was_carried_over(ranked):
     found = {d["device"]: d for d in ranked[0]["devices"]}
-    assert ranked[0]["pick_measured"] == "h200-sxm-141gb"  # both targets were measured there only
-    assert found["h200-sxm-141gb"]["time"] == found["h200-sxm-141gb"]["energy"] == "fitted"
-    assert found["l4-24gb"]["time"] == found["l4-24gb"]["energy"] == "transferred"
+    assert found["h200-sxm-141gb"]["time"] == "fitted"
+    measured = ranked[0]["pick_measured"]
+    assert measured is None or all(
+        found[measured][what] in ("fitted", None) for what in ranking.ORIGINS
+    )
+    assert {found["l4-24gb"][what] for what in ranking.ORIGINS} <= {"transferred", None}
     assert found["l4-24gb"]["time_from"] == "l40s-48gb"
     for d in found.values():
         assert d["time"] == hj.load(d["device"]).card.provenance["time"]
