@@ -35,6 +35,7 @@ PRIOR_WEIGHT = 1e-3
 HOST_TERMS = (
     "log_launch_s", "log_step_s", "log_request_s", "log_parallel_s", "log_fp8_layer_s",
 )  # fmt: skip
+HIDDEN_PREFILL_WIDTH = 0.05  # of ln of the factor of prefill, where no prompt length was published
 HOST_WIDTH = 0.5  # prior of ln of a machine's host speed against the others of its engine
 PROMPT_PRIOR = (float(np.log(500.0)), 1.5)  # ln tokens, where a source does not say
 CAMPAIGN_PRIOR = (np.log([1e-4, 1e-6]).astype(np.float32), 3.0)  # ln s a step, ln s a request
@@ -86,9 +87,15 @@ def start(sizes: Sizes, eager: bool) -> dict[str, Any]:
     return jax.tree.map(lambda leaf: jnp.asarray(leaf, jnp.float32), found)
 
 
-def penalty(values: Mapping[str, Any], eager: bool) -> jax.Array:
-    """Squared distance from the priors in units of their widths."""
+def penalty(values: Mapping[str, Any], eager: bool, hidden_prompts: bool = False) -> jax.Array:
+    """Squared distance from the priors in units of their widths.
+
+    Where a source hides its prompt lengths, these and the speed of prefill cannot be told apart:
+    the lower levels' prefill then stands.
+    """
     priors, total = serving.priors(eager), 0.0
+    if hidden_prompts:
+        priors["log_prefill"] = (0.0, HIDDEN_PREFILL_WIDTH)
     for kind in ("time", "energy"):
         for name, value in values[kind].items():
             mean, width = priors[name]
@@ -225,7 +232,9 @@ def fit_engine(rows: Rows, sizes: Sizes, weights: np.ndarray, eager: bool) -> di
 
     def loss(values, fold):
         predicted, _ = predict(values, None, rows, sizes)
-        return misfit(predicted, rows, fold) + PRIOR_WEIGHT * penalty(values, eager)
+        return misfit(predicted, rows, fold) + PRIOR_WEIGHT * penalty(
+            values, eager, sizes.tasks > 1
+        )
 
     def one(fold):
         def step(carry, _):

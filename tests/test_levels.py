@@ -13,7 +13,7 @@ import hymell_jax as hj
 from hymell_jax import blocks, latent, linear, mlp, model, moe
 from hymell_jax.operators import PARTS
 
-MODELS = ("llama-3.1-8b", "mixtral-8x7b", "deepseek-v3", "qwen3-next-80b-a3b")
+MODELS = ("mixtral-8x7b", "deepseek-v3", "qwen3-next-80b-a3b")
 RNG = np.random.default_rng(0)
 
 
