@@ -177,9 +177,9 @@ def network_rows(config, folder: Path) -> list[dict[str, Any]]:
 
 def show(rows: list[dict[str, Any]], keys: tuple[str, ...]) -> None:
     """Print a table."""
-    cells = [["-" if row[k] is None else str(row[k]) for k in keys] for row in rows]
-    widths = [max(len(head), *(len(c[i]) for c in cells)) for i, head in enumerate(keys)]
-    for line in [keys, *cells]:
+    cells = [keys, *(["-" if row[k] is None else str(row[k]) for k in keys] for row in rows)]
+    widths = [max(len(line[i]) for line in cells) for i in range(len(keys))]
+    for line in cells:
         print("  ".join(text.ljust(width) for text, width in zip(line, widths, strict=True)))
     print()
 
@@ -287,38 +287,57 @@ def write_readme(found: dict[str, list], split: str, out_dir: Path) -> None:
     write_whole(out_dir / "README.md", "\n".join(lines))
 
 
+PARTS = ("errors", "power", "published_network")
+
+
 def main(
-    config: dict[str, Any], folder: Path, out_dir: Path, reference: str | None = None
+    config: dict[str, Any],
+    folder: Path,
+    out_dir: Path,
+    reference: str | None = None,
+    parts: tuple[str, ...] = PARTS,
 ) -> dict[str, list]:
-    """Run the experiment; returns and writes its rows."""
-    checkpoints = config["checkpoints"]
+    """Run the experiment or some parts of it; returns and writes its rows.
+
+    Parts that are not run keep the results that lie in `out_dir`.
+    """
     wanted = config["devices"]
+    here = {
+        key: [case for case in config[key] if not wanted or device_of(case) in wanted]
+        for key in ("energy", "ffn", "published")
+    }
+    config = {**config, **here}
+    held = out_dir / "results.json"
+    found = dict.fromkeys(PARTS, []) | (json.loads(held.read_text()) if held.is_file() else {})
+    if "errors" in parts:
+        found["errors"] = error_rows(config, folder, reference)
+        show(found["errors"], (*KEYS, *NUMBERS))
+    if "power" in parts:
+        found["power"] = power_rows(config, folder)
+        show(found["power"], POWER_KEYS)
+    if "published_network" in parts:
+        found["published_network"] = network_rows(config, folder)
+        show(found["published_network"], NETWORK_KEYS)
+    out_dir.mkdir(parents=True, exist_ok=True)
+    write_whole(held, json.dumps(found, indent=0, allow_nan=False) + "\n")
+    write_readme(found, config["split"], out_dir)
+    plot(found["errors"], out_dir)
+    return found
+
+
+def error_rows(config, folder: Path, reference: str | None) -> list[dict[str, Any]]:
+    """Errors of the blocks of every checkpoint asked for, then of dense feed-forward blocks."""
+    checkpoints = config["checkpoints"]
     models = [
         checkpoint.load(*entry, checkpoints)
         for entry in checkpoint.available(checkpoints)
-        if not wanted or entry[0] in wanted
+        if not config["devices"] or entry[0] in config["devices"]
     ]
     black_box = evaluate.reference_frame(folder, reference)
-    found = {"errors": block_rows(models, folder, config["split"], black_box)}
+    found = block_rows(models, folder, config["split"], black_box)
     if data.has_table(folder, "blocks/layer_parts_vidur"):
         for device, runtime in config["ffn"]:
-            if not wanted or device in wanted:
-                found["errors"] += ffn_rows(device, runtime, folder, checkpoints)
-    show(found["errors"], (*KEYS, *NUMBERS))
-    here = {
-        key: [case for case in config[key] if not wanted or device_of(case) in wanted]
-        for key in ("energy", "published")
-    }
-    found["power"] = power_rows({**config, **here}, folder)
-    if found["power"]:
-        show(found["power"], POWER_KEYS)
-    found["published_network"] = network_rows({**config, **here}, folder)
-    if found["published_network"]:
-        show(found["published_network"], NETWORK_KEYS)
-    out_dir.mkdir(parents=True, exist_ok=True)
-    write_whole(out_dir / "results.json", json.dumps(found, indent=0, allow_nan=False) + "\n")
-    write_readme(found, config["split"], out_dir)
-    plot(found["errors"], out_dir)
+            found += ffn_rows(device, runtime, folder, checkpoints)
     return found
 
 
@@ -333,9 +352,16 @@ if __name__ == "__main__":
     parser.add_argument("--devices", nargs="*", help="exact names; by default all with a fit")
     parser.add_argument("--reference", help="CSV with the errors of a black box on the same rows")
     parser.add_argument("--checkpoints", help="folder of checkpoints; by default those shipped")
+    parser.add_argument("--parts", nargs="*", choices=PARTS, default=PARTS)
     parser.add_argument("--out", type=Path, default=HERE)
     arguments = parser.parse_args()
     settings = json.loads((HERE / "config.json").read_text())
     settings["devices"] = arguments.devices or settings["devices"]
     settings["checkpoints"] = arguments.checkpoints or settings["checkpoints"]
-    main(settings, data.data_folder(arguments.data), arguments.out, arguments.reference)
+    main(
+        settings,
+        data.data_folder(arguments.data),
+        arguments.out,
+        arguments.reference,
+        tuple(arguments.parts),
+    )

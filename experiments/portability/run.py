@@ -280,21 +280,23 @@ def write_readme(rows: list[dict[str, Any]], config, out_dir: Path) -> None:
 
 
 def main(config: dict[str, Any], folder: Path, out_dir: Path) -> list[dict[str, Any]]:
-    """Run the experiment; returns and writes its rows."""
+    """Run the experiment for the tables of the configuration; returns and writes its rows.
+
+    Tables that are not run keep the results that lie in `out_dir`.
+    """
     source = checkpoint.load(*config["source"], "bf16", config["checkpoints"])
-    rows = []
+    held = out_dir / "results.json"
+    known = json.loads(held.read_text()) if held.is_file() else []
+    rows = [row for row in known if row["table"] not in config["tables"]]
+    out_dir.mkdir(parents=True, exist_ok=True)
     for table in config["tables"]:
         for target in config["targets"]:
             if table == "gemm":
-                found = product_errors(config, folder, source, target)
+                rows += product_errors(config, folder, source, target)
             else:
-                found = attention_errors(config, folder, source, target, table)
-            rows += found
-            for one in found:
-                print(" ".join(str(one[k]) for k in KEYS), flush=True)
+                rows += attention_errors(config, folder, source, target, table)
+            write_whole(held, json.dumps(rows, indent=0, allow_nan=False) + "\n")
     show(rows)
-    out_dir.mkdir(parents=True, exist_ok=True)
-    write_whole(out_dir / "results.json", json.dumps(rows, indent=0, allow_nan=False) + "\n")
     write_readme(rows, config, out_dir)
     plot(rows, out_dir)
     return rows
@@ -303,10 +305,9 @@ def main(config: dict[str, Any], folder: Path, out_dir: Path) -> list[dict[str, 
 if __name__ == "__main__":
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--data", help="folder of measured tables; default $HYMELL_DATA")
+    parser.add_argument("--tables", nargs="*", help="by default those of config.json")
     parser.add_argument("--out", type=Path, default=HERE)
     arguments = parser.parse_args()
-    main(
-        json.loads((HERE / "config.json").read_text()),
-        data.data_folder(arguments.data),
-        arguments.out,
-    )
+    settings = json.loads((HERE / "config.json").read_text())
+    settings["tables"] = arguments.tables or settings["tables"]
+    main(settings, data.data_folder(arguments.data), arguments.out)
