@@ -44,6 +44,9 @@ PUBLISHED_MAPE: dict[tuple[str, str, str], float] = {
 }
 """(table, regime, target): percent, arXiv 2608.06723, tables 4, 5 and 9; bf16 on an H100 NVL."""
 
+CHUNK_ROWS = 2048
+"""Rows a call, so that every table is evaluated by one compiled program a block."""
+
 LABEL_SLACK = 0.05
 """A predicted power counts as reaching its label from 5 % below it."""
 
@@ -73,8 +76,14 @@ def block_seconds(
         device: data sheet.
         frame: as `block_recipes.block_rows` returns it.
     """
-    found = _seconds(name, block, coefficients, device, block_recipes.block_sizes(name, frame))
-    one, two = (np.asarray(x, np.float64) for x in found)
+    sizes = block_recipes.block_sizes(name, frame)
+    found = []
+    for start in range(0, len(frame), CHUNK_ROWS):
+        part = [column[start : start + CHUNK_ROWS] for column in sizes]
+        full = tuple(np.pad(x, (0, CHUNK_ROWS - len(x)), mode="edge") for x in part)
+        seconds = _seconds(name, block, coefficients, device, full)
+        found.append([np.asarray(x, np.float64)[: len(part[0])] for x in seconds])
+    one, two = (np.concatenate(columns) for columns in zip(*found, strict=True))
     return one, two
 
 
