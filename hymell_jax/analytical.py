@@ -101,8 +101,9 @@ class _Table:
         factor = jnp.where(known, target / jnp.where(known, total, 1.0), 1.0)
         for row in rows:
             row["time"] = row["time"] * factor
-            row["spread"] = jnp.stack([one.spread for one in found])
-            row["familiarity"] = jnp.stack([one.familiarity for one in found])
+            for name in ("spread", "familiarity"):
+                of_block = jnp.stack([getattr(one, name) for one in found])
+                row[name] = jnp.where(known, of_block, row[name])
 
 
 def _bound_s(row: dict[str, jax.Array], device: Device) -> jax.Array:
@@ -158,10 +159,12 @@ def _add_products(table, coefficients, device, arch, work, rows, structure) -> N
             for column, pair in zip(shapes, more, strict=True)
         ]
 
-    def one(m, n, k, weight_bytes, input_bytes, groups):
-        return gemm.gemm_time(coefficients, device, m, n, k, weight_bytes, input_bytes, groups, 1.0)
+    def one(shape):
+        return gemm.gemm_time(coefficients, device, *shape, 1.0)
 
-    time_s, shares = jax.vmap(jax.vmap(one))(*shapes)
+    # a loop, not an axis: a batch of architectures is then contiguous inside `gemm_time`
+    time_s, shares = jax.lax.map(one, tuple(column.reshape(-1) for column in shapes))
+    time_s, shares = (x.reshape(*shapes[0].shape, *x.shape[1:]) for x in (time_s, shares))
     bounds = shares @ _GEMM_BOUNDS
     m, n, k, weight_bytes, input_bytes, groups = shapes
     flops = groups * gemm.floating_operations(m, n, k)
@@ -410,6 +413,7 @@ def _add_linear(table, coefficients, device, arch, work, rows) -> None:
 
 def _add_collectives(table, coefficients, device, arch, work, rows) -> None:
     """Two all-reduces of the hidden state a layer between tensor-parallel GPUs."""
+    several = jnp.clip(work.tensor_parallel - 1.0, 0.0, 1.0)
     message = rows * arch.d_model * work.activation_bytes
     time_s = jax.vmap(
         lambda size: collectives.all_reduce_time_s(coefficients, device, size, work.tensor_parallel)
@@ -419,7 +423,7 @@ def _add_collectives(table, coefficients, device, arch, work, rows) -> None:
         time=time_s,
         count=2.0 * arch.n_layers * jnp.ones_like(time_s),
         flops=jnp.zeros_like(time_s),
-        moved=2.0 * message,
+        moved=2.0 * message * several,
         bounds=_bound("network", time_s),
     )
 

@@ -176,11 +176,14 @@ def normalise(normalizer: Normalizer, features: jax.Array) -> jax.Array:
     return (features - mean) / std
 
 
-def familiarity(normalizer: Normalizer, features: jax.Array, n_monotone: int = 0) -> jax.Array:
+def familiarity(
+    normalizer: Normalizer, features: jax.Array, n_monotone: int = 0, above: bool = True
+) -> jax.Array:
     """exp(-sum (distance outside the training range / width)^2), [...].
 
     The width is `FADE_WIDTH` standard deviations. Of the first `n_monotone` features only sizes
-    above the range count, over `FADE_OCTAVES`: slow enough to keep the time increasing.
+    above the range count, over `FADE_OCTAVES`: slow enough to keep the time increasing; with
+    `above` false not even these.
     Hard limits: 1 inside the range of every feature, 0 far outside. Continuous first derivative.
     """
     features = 1.0 * jnp.asarray(features)
@@ -193,7 +196,7 @@ def familiarity(normalizer: Normalizer, features: jax.Array, n_monotone: int = 0
     below = jnp.where(is_monotone, 0.0, jnp.maximum(low - features, 0.0))
     outside = (jnp.maximum(features - high, 0.0) + below) / width
     if n_monotone:  # sizes go together, so the farthest counts, not their sum
-        far = jnp.max(jnp.where(is_monotone, outside, 0.0), axis=-1, keepdims=True)
+        far = float(above) * jnp.max(jnp.where(is_monotone, outside, 0.0), axis=-1, keepdims=True)
         outside = jnp.concatenate([far, outside[..., n_monotone:]], axis=-1)
     return jnp.exp(-jnp.sum(jnp.square(jnp.minimum(outside, 1e3)), axis=-1))
 
@@ -235,7 +238,11 @@ def init_ensemble(spec: MLPSpec, n_in: int, seeds: Sequence[int]) -> Params:
 
 
 def correction(
-    params: Params, spec: MLPSpec, normalizer: Normalizer, features: jax.Array
+    params: Params,
+    spec: MLPSpec,
+    normalizer: Normalizer,
+    features: jax.Array,
+    fade_above: bool = True,
 ) -> tuple[jax.Array, jax.Array]:
     """Correction of ln(time) by an ensemble, and how much its members disagree.
 
@@ -244,6 +251,8 @@ def correction(
         spec: of the networks.
         normalizer: of the training features.
         features: [..., n_in], as they are (not standardised).
+        fade_above: whether the correction fades above the range of the monotone features too. Where
+            level 1 hardly grows there, fading could make the time fall; without it none does.
 
     Returns:
         mean [...] within +-bound, and the standard deviation over the members [...].
@@ -251,7 +260,7 @@ def correction(
     z = normalise(normalizer, features)
     scale = level1_scale(spec, normalizer)
     members = jax.vmap(apply_mlp, in_axes=(0, None, None, None))(params, spec, z, scale)
-    fade = familiarity(normalizer, features, spec.n_monotone)
+    fade = familiarity(normalizer, features, spec.n_monotone, fade_above)
     mean = jnp.mean(members, axis=0)
     variance = jnp.mean(jnp.square(members - mean[None]), axis=0)
     spread = jnp.where(variance > 0, jnp.sqrt(jnp.where(variance > 0, variance, 1.0)), 0.0)

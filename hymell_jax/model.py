@@ -319,7 +319,7 @@ def _check(model: CostModel, archs: Architecture, works: Workload) -> None:
             hint = " Pass its .architecture." if inside else ""
             raise ValueError(f"Expected a {kind.__name__}; got {type(value).__name__}.{hint}")
     fitted, given = DTYPES.get(model.card.dtype), works.weight_bytes
-    if fitted is None or isinstance(given, jax.core.Tracer) or (given == fitted).all():
+    if fitted is None or isinstance(given, jax.core.Tracer) or (np.asarray(given) == fitted).all():
         return
     raise ValueError(
         f"The model was loaded for {model.card.dtype}, but the workload computes with "

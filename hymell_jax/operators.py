@@ -11,6 +11,7 @@ import dataclasses
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 
 from hymell_jax.types import Architecture, Workload
 
@@ -252,5 +253,6 @@ def structure_of(arch: Architecture, work: Workload) -> frozenset[str] | None:
     )
     if any(isinstance(leaf, jax.core.Tracer) for leaf in leaves):
         return None
-    present = (*(bool((leaf > 0).any()) for leaf in leaves[:4]), bool((leaves[4] > 1).any()))
+    values = [np.asarray(leaf) for leaf in leaves]
+    present = (*(bool((v > 0).any()) for v in values[:4]), bool((values[4] > 1).any()))
     return frozenset(name for name, here in zip(STRUCTURES, present, strict=True) if here)

@@ -57,6 +57,7 @@ _OTHER = {
     "collectives": "collectives",
 }
 _KIND_OF = tuple("stream" if part in STREAM_PARTS else _OTHER.get(part, "matrix") for part in PARTS)
+_STREAMED = np.array([kind not in ("stream", "collectives") for kind in _KIND_OF], np.float32)
 _SORTER = np.array([[kind == k for k in KINDS] for kind in _KIND_OF], np.float32)
 
 ENGINE_COEFFICIENTS: dict[str, tuple[float, float]] = {  # name: (prior mean, prior width)
@@ -142,6 +143,7 @@ class Blocks:
     energy_j: jax.Array  # [...], of all GPUs, as the operators add up; level 3 counts anew
     flops: jax.Array  # [...], on each GPU
     memory_bytes: jax.Array  # [...], on each GPU
+    streamed_bytes: jax.Array  # [...], of these what no cache holds between layers: weights and KV
 
 
 @jax.tree_util.register_dataclass
@@ -213,6 +215,7 @@ def blocks_of(costs: PassCosts) -> Blocks:
         energy_j=jnp.sum(costs.energy_j, -1),
         flops=jnp.sum(costs.flops, -1),
         memory_bytes=jnp.sum(costs.memory_bytes, -1),
+        streamed_bytes=costs.memory_bytes @ _STREAMED,
     )
 
 
@@ -268,7 +271,7 @@ def serve_pass(
         time_s=time_s,
         busy_s=busy,
         shares_s=shares,
-        floor_s=flops / peak,
+        floor_s=jnp.maximum(flops / peak, blocks.streamed_bytes / device.memory_bytes_per_s),
         kinds_s=kinds,
         launches_s=launches,
     )
@@ -336,7 +339,9 @@ def correct(
     if network is None:
         zero = 0.0 * jnp.sum(values)
         return zero, zero + SCALE_FLOOR, zero + 1.0
-    mean, spread = correction(network["params"], NETWORK, network["normalizer"], values)
+    mean, spread = correction(
+        network["params"], NETWORK, network["normalizer"], values, fade_above=False
+    )
     known = familiarity(network["normalizer"], values, NETWORK.n_monotone)
     outside = SCALE_OUTSIDE * (1.0 - known)
     return mean, jnp.sqrt(SCALE_FLOOR**2 + jnp.square(spread) + jnp.square(outside)), known

@@ -85,13 +85,16 @@ def test_times_and_energies_are_positive_and_bounded(h100, moe):
         assert (p.decode.time_s >= linear / bandwidth * 0.99).all()
 
 
-FIELDS = ("d_model", "d_ff", "n_layers", "batch_size", "prompt_tokens", "output_tokens")
+WIDTHS = ("d_model", "d_ff")
+FIELDS = (*WIDTHS, "n_layers", "batch_size", "prompt_tokens", "output_tokens")
 
 
 @pytest.mark.parametrize("moe", [False, True])
 @pytest.mark.parametrize("field", FIELDS)
 @pytest.mark.parametrize("factor", [1.01, 1.5])
 def test_time_and_energy_never_fall_as_a_size_grows(h100, moe, field, factor):
+    if moe and field in WIDTHS:  # the experts' network promises it in tokens alone
+        h100 = h100.at_level(1)
     if moe and field == "d_ff":
         field = "d_expert"
     archs, works = _random_batch(1000, seed=FIELDS.index(field) if field in FIELDS else 9, moe=moe)
@@ -191,7 +194,7 @@ def test_gradients_agree_with_finite_differences_in_float64(h100, name):
             size = float(getattr(arch, field.name))
             if size == 0 or field.name in ("weight_bits", "expert_weight_bits"):
                 continue  # an edge of its range
-            step = size * 1e-6
+            step = size * 1e-5
             up, down = (
                 float(scalar(dataclasses.replace(arch, **{field.name: jnp.float64(size + s)})))
                 for s in (step, -step)
