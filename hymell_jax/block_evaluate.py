@@ -214,7 +214,8 @@ def label_scatter(frame: pd.DataFrame) -> np.ndarray:
         return np.zeros(len(frame))
     _, nearest = cKDTree(table).query(table, k=2)
     label = np.log(frame["power_w"].to_numpy(np.float64))
-    return np.abs(label - label[nearest[:, 1]])
+    itself = nearest[:, 1] == np.arange(len(frame))  # equal rows come in any order
+    return np.abs(label - label[np.where(itself, nearest[:, 0], nearest[:, 1])])
 
 
 def evaluate_blocks(
