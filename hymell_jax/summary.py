@@ -69,7 +69,7 @@ _OUTSIDE = (
 )
 
 
-def warnings_of(model: CostModel, hf: HFModel, prediction: Prediction) -> list[str]:
+def warnings_of(model: CostModel, hf: HFModel, prediction: Prediction, level: int = 1) -> list[str]:
     """Plain sentences on what a reader should know before believing the numbers."""
     found = list(hf.notes)
     provenance = model.card.provenance
@@ -79,10 +79,15 @@ def warnings_of(model: CostModel, hf: HFModel, prediction: Prediction) -> list[s
             f"No {model.card.dtype} measurements of {model.card.device}: coefficients carried "
             f"over from {source} by data-sheet ratios."
         )
-    elif provenance.get("energy") == "transferred":
+    elif provenance.get("energy") == "transferred" and level < 3:
         found.append(
             f"Power of {model.card.device} was not measured: energy carried over from "
             f"{provenance.get('energy_from')} by data-sheet ratios."
+        )
+    if level == 3 and provenance.get("engine_terms") == "transferred":
+        found.append(
+            f"No served model was measured on {model.card.device}: what an engine adds, and its "
+            f"energy, are carried over from {provenance.get('engine_terms_from')}."
         )
     distance = _number(prediction.domain_distance)
     if distance > math.log(2.0):
@@ -255,6 +260,6 @@ def summarise(
             _number(x) for x in np.asarray(prediction.domain_distances)[: model.level]
         ],
         "excluded": EXCLUDED_SERVED if level == 3 else EXCLUDED,
-        "warnings": warnings_of(model, hf, prediction),
+        "warnings": warnings_of(model, hf, prediction, level),
         "provenance": provenance,
     }
