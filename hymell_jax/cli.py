@@ -260,7 +260,7 @@ def evaluate(device, folder, level, split, form, reference, checkpoints, as_json
     if level in ("1", "all"):
         rows += operators.evaluate(device, root, form=form, **options)
     if level in ("2", "all"):
-        rows += block_evaluate.evaluate_blocks(device, root, **options)
+        rows += block_evaluate.evaluate_blocks(device, root, required=level == "2", **options)
     if as_json:
         _print_json(rows)
     else:

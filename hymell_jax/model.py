@@ -72,6 +72,8 @@ class CostModel:
             raise ValueError(
                 f"The model of {self.card.device} holds level {held}; got level {level!r}."
             )
+        if level == self.level:
+            return self
         kept = {"blocks": self.blocks if level > 1 else {}}
         kept["engine"] = self.engine if level > 2 else None
         return dataclasses.replace(self, **kept)

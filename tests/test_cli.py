@@ -101,7 +101,7 @@ def test_a_device_without_measurements_says_so():
         (("predict", "llama-3.1-8b", "--device", "h100-sxm-80gb", "--batch", "nan"), "nan"),
         (("predict", "llama-3.1-8b", "--device", "h100-sxm-80gb", "--runtime", "x"), "vllm"),
         (("predict", "llama-3.1-70b", "--device", "h100-sxm-80gb"), "does not fit"),
-        (("predict", "llama-3.1-8b", "--device", "h100-sxm-80gb", "--level", "3"), "level 3"),
+        (("predict", "llama-3.1-8b", "--device", "h100-sxm-80gb", "--engine", "none"), "none"),
         (("evaluate", "--device", "h100-sxm-80gb", "--data", "/nowhere"), "not a folder"),
         (("fit", "--device", "h100-sxm-80gb", "--data", "/nowhere", "--out", "x"), "not a folder"),
         (("predict", "gpt2", "--device", "h100-sxm-80gb", "--tensor-parallel", "7"), "divides"),

@@ -45,7 +45,7 @@ def _served(model, arch, work, network=None, eager=False, **changes):
 
 
 def _leaves(served):
-    names = [f.name for f in dataclasses.fields(served) if f.name != "scale"]
+    names = [f.name for f in dataclasses.fields(served) if f.name not in ("scale", "familiarity")]
     return {name: np.asarray(getattr(served, name)) for name in names}
 
 
