@@ -520,7 +520,9 @@ def plot(results: dict[str, Any], out_dir: Path) -> None:
 
 
 def _plain(row: dict[str, Any]) -> dict[str, Any]:
-    return {k: None if isinstance(v, float) and np.isnan(v) else v for k, v in row.items()}
+    """A row as JSON reads it back: lists, and None for what is not a number."""
+    found = {k: list(v) if isinstance(v, tuple) else v for k, v in row.items()}
+    return {k: None if isinstance(v, float) and np.isnan(v) else v for k, v in found.items()}
 
 
 def main(
