@@ -2,12 +2,18 @@
 
 from __future__ import annotations
 
-import json
 from typing import Any
 
 import click
 
-from hymell_jax.cli_search import _numbers
+from hymell_jax.cli_options import (
+    batch_options,
+    dtype_option,
+    json_option,
+    numbers,
+    tensor_parallel_option,
+)
+from hymell_jax.cli_output import cell, joules, print_json, seconds, size, table
 
 
 @click.command()
@@ -16,15 +22,13 @@ from hymell_jax.cli_search import _numbers
               help="Exact names (see `hymell devices`) or JSON files.")  # fmt: skip
 @click.option("--slo", multiple=True, required=True, metavar="TARGET=SECONDS",
               help="time_per_token_s, ttft_s, total_time_s; may be given often.")  # fmt: skip
-@click.option("--batch", default=1.0, show_default=True, help="Sequences that run together.")
-@click.option("--prompt", default=1024.0, show_default=True, help="Prompt tokens a sequence.")
-@click.option("--output", default=128.0, show_default=True, help="Tokens each one generates.")
-@click.option("--dtype", type=click.Choice(["bf16", "fp8"]), help="By default the model's own.")
-@click.option("--tensor-parallel", default=1.0, show_default=True, help="GPUs that share a layer.")
-@click.option("--json", "as_json", is_flag=True, help="Print JSON, all numbers in SI units.")
+@batch_options
+@dtype_option
+@tensor_parallel_option
+@json_option
 def rank(model, names, slo, batch, prompt, output, dtype, tensor_parallel, as_json) -> None:
     """The GPUs that serve MODEL within a target, the one that wastes least energy first."""
-    limits = _numbers(slo, "--slo")
+    limits = numbers(slo, "--slo")
     from hymell_jax import models, ranking, types
 
     ranking.checked_targets(limits)
@@ -45,28 +49,23 @@ def rank(model, names, slo, batch, prompt, output, dtype, tensor_parallel, as_js
         "tensor_parallel": tensor_parallel,
     }
     if as_json:
-        click.echo(json.dumps(content, indent=1, allow_nan=False))
+        print_json(content)
     else:
         _show(content)
 
 
 def _show(c: dict[str, Any]) -> None:
-    from hymell_jax.cli import _bytes, _joules, _seconds, _table
-
     def origin(d: dict[str, Any], what: str) -> str:
         return "measured" if d[what] == "fitted" else f"from {d[f'{what}_from']}"
-
-    def cell(value: float | None, show: Any) -> str:
-        return "-" if value is None else show(value)
 
     shown = ("time", "energy", "serving") if c["level"] == 3 else ("time", "energy")
     rows = [
         [d["device"], "yes" if d["meets"] else f"no: {', '.join(d['misses'])}",
-         cell(d["time_per_token_s"], _seconds), cell(d["ttft_s"], _seconds),
-         cell(d["energy_per_output_token_j"], _joules),
+         cell(d["time_per_token_s"], seconds), cell(d["ttft_s"], seconds),
+         cell(d["energy_per_output_token_j"], joules),
          cell(d["energy_over_pick"], lambda x: f"{100 * (x - 1):+.0f} %"),
          cell(d["power_w"], lambda x: f"{x:.0f} W"),
-         f"{_bytes(d['memory_bytes'])} of {_bytes(d['capacity_bytes'])}",
+         f"{size(d['memory_bytes'])} of {size(d['capacity_bytes'])}",
          *(origin(d, what) for what in shown)]
         for d in c["devices"]
     ]  # fmt: skip
@@ -80,7 +79,7 @@ def _show(c: dict[str, Any]) -> None:
     )
     heads = ["device", "meets", "a token", "first token", "energy a token", "over pick", "power",
              "memory", *shown]  # fmt: skip
-    _table(title, heads, rows, left=2)
+    table(title, heads, rows, left=2)
     if c["pick"] is None:
         click.echo("\nNone of the devices meets the target.")
     picks = {
@@ -90,7 +89,7 @@ def _show(c: dict[str, Any]) -> None:
     for what, name in picks.items():
         for d in (d for d in c["devices"] if d["device"] == name):
             click.echo(
-                f"{what}: {name}, {_joules(d['energy_per_output_token_j'])} per output token, "
+                f"{what}: {name}, {joules(d['energy_per_output_token_j'])} per output token, "
                 f"prefill included, at {d['power_w']:.0f} W (time {origin(d, 'time')}, energy "
                 f"{origin(d, 'energy')})"
             )

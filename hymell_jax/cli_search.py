@@ -2,89 +2,23 @@
 
 from __future__ import annotations
 
-import json
-from collections.abc import Callable, Iterable
 from typing import Any
 
 import click
 
-
-def _numbers(options: Iterable[str], what: str) -> dict[str, float]:
-    """{name: number} from texts `name=number`, several also separated by commas."""
-    found: dict[str, float] = {}
-    for text in (part for option in options for part in option.split(",")):
-        name, sign, value = text.partition("=")
-        try:
-            found[name.strip()] = float(value)
-        except ValueError:
-            sign = ""
-        if not sign:
-            raise ValueError(f"{what} takes name=number; got {text!r}.")
-    return found
-
-
-def _ranges(options: Iterable[str]) -> dict[str, tuple[float, float]]:
-    """{name: (least, greatest)} from texts `name=least:greatest`."""
-    found = {}
-    for text in options:
-        name, _, value = text.partition("=")
-        low, colon, high = value.partition(":")
-        try:
-            found[name.strip()] = (float(low), float(high))
-        except ValueError:
-            colon = ""
-        if not colon:
-            raise ValueError(f"--range takes name=least:greatest; got {text!r}.")
-    return found
-
-
-_WORK = {"batch": "batch_size", "prompt": "prompt_tokens", "output": "output_tokens"}
-
-
-def workload_options(options: Iterable[str]) -> dict[str, Any]:
-    """Arguments of `types.workload` from texts `batch=8,prompt=1024,kv_dtype=fp8`."""
-    found: dict[str, Any] = {}
-    for text in (part for option in options for part in option.split(",")):
-        name, sign, value = (x.strip() for x in text.partition("="))
-        name = _WORK.get(name, name)
-        if name in ("dtype", "kv_dtype"):
-            found[name] = value
-            continue
-        (number,) = _numbers([f"{name}{sign}{value}"], "--workload").values()
-        found[name] = number
-    allowed = {
-        "batch_size", "prompt_tokens", "output_tokens", "context_tokens", "dtype", "kv_dtype",
-        "tensor_parallel", "expert_parallel",
-    }  # fmt: skip
-    unknown = sorted(set(found) - allowed)
-    if unknown:
-        raise ValueError(
-            f"--workload has no {unknown[0]!r}; it takes {', '.join(sorted(allowed))}."
-        )
-    return found
-
-
-def _print_json(content: Any) -> None:
-    click.echo(json.dumps(content, indent=1, allow_nan=False))
-
-
-def _shared(command: Callable) -> Callable:
-    """Options that say what runs where."""
-    for option in (
-        click.option("--device", required=True, help="Exact name or a JSON file."),
-        click.option("--runtime", help="Serving engine and version; by default the newest."),
-        click.option("--dtype", type=click.Choice(["bf16", "fp8"]), help="By default the model's."),
-        click.option("--workload", multiple=True, metavar="NAME=VALUE",
-                     help="batch=8,prompt=1024,output=128,tensor_parallel=1,kv_dtype=bf16"),
-        click.option("--json", "as_json", is_flag=True, help="Print JSON, all in SI units."),
-    ):  # fmt: skip
-        command = option(command)
-    return command
+from hymell_jax.cli_options import (
+    json_option,
+    number_ranges,
+    numbers,
+    placement_options,
+    workload_options,
+)
+from hymell_jax.cli_output import parts_table, print_json, progress, table
 
 
 @click.command()
 @click.argument("model_or_space")
-@_shared
+@placement_options
 @click.option(
     "--minimise",
     default="energy",
@@ -123,14 +57,14 @@ def search(
     """
     question = dict(
         minimise=minimise,
-        at_most=_numbers(at_most, "--at-most"),
-        at_least=_numbers(at_least, "--at-least"),
-        equal=_numbers(equal, "--equal"),
+        at_most=numbers(at_most, "--at-most"),
+        at_least=numbers(at_least, "--at-least"),
+        equal=numbers(equal, "--equal"),
         tolerance=tolerance,
         free=free or None,
         fix=fix,
-        ranges=_ranges(ranges),
-        multiples=_numbers(multiple, "--multiple"),
+        ranges=number_ranges(ranges),
+        multiples=numbers(multiple, "--multiple"),
         tie=None if untied else "auto",
         work=workload_options(workload),
         memory=not ignore_memory,
@@ -149,7 +83,7 @@ def search(
 
         content = run(model_or_space, device, **question)
     if as_json:
-        _print_json(content)
+        print_json(content)
     elif pareto:
         _show_front(content)
     else:
@@ -161,8 +95,6 @@ def _number(value: float) -> str:
 
 
 def _show_search(c: dict[str, Any]) -> None:
-    from hymell_jax.cli import _table
-
     stages = ("start", "relaxed", "concrete")
     rows = [
         [name, *(_number(c[s]["variables"][name]) for s in stages)]
@@ -174,7 +106,7 @@ def _show_search(c: dict[str, Any]) -> None:
     ]
     rows.append(["within all limits", *("yes" if c[s]["feasible"] else "no" for s in stages)])
     title = f"{c['model']} on {c['device']}: least {c['minimise']['quantity']}, {c['status']}"
-    _table(title, ["", *stages], rows)
+    table(title, ["", *stages], rows)
     change = c["objective"] / c["start"]["objective"] - 1.0
     click.echo(
         f"\n{c['minimise']['quantity']} {100 * change:+.2f} % against the start; rounding cost "
@@ -189,8 +121,6 @@ def _show_search(c: dict[str, Any]) -> None:
 
 
 def _show_front(c: dict[str, Any]) -> None:
-    from hymell_jax.cli import _table
-
     shown = (c["minimise"], c["against"])
     names = list(c["start"]["variables"])
     rows = [
@@ -201,7 +131,7 @@ def _show_front(c: dict[str, Any]) -> None:
         for d in c["front"]
     ]
     title = f"{c['model']} on {c['device']}: {len(rows)} of {c['front_size']} designs of the front"
-    _table(title, [*shown, *names], rows, left=0)
+    table(title, [*shown, *names], rows, left=0)
 
 
 @click.command()
@@ -210,19 +140,18 @@ def _show_front(c: dict[str, Any]) -> None:
 @click.option("--coordinator", help="host:port of process 0, to share the work between processes.")
 @click.option("--processes", default=1, show_default=True, help="With --coordinator: how many.")
 @click.option("--process", default=0, show_default=True, help="Which of them this is, from 0.")
-@click.option("--json", "as_json", is_flag=True)
+@json_option
 def sweep(spec, out, coordinator, processes, process, as_json) -> None:
     """Every row of the design in SPEC, a JSON file, into a Parquet file with its Pareto front."""
-    from hymell_jax.cli import _progress
     from hymell_jax.sweep import run_sweep
 
     if (coordinator is None) != (processes == 1):
         raise ValueError("--coordinator and --processes go together.")
     joined = (coordinator, processes, process) if coordinator else None
-    with _progress() as report:
+    with progress() as report:
         content = run_sweep(spec, out, report, joined)
     if as_json:
-        _print_json(content)
+        print_json(content)
         return
     click.echo(
         f"{content['rows']} rows in {content['out']}, {content['computed']} computed now in "
@@ -233,11 +162,11 @@ def sweep(spec, out, coordinator, processes, process, as_json) -> None:
 
 @click.command()
 @click.argument("model")
-@_shared
+@placement_options
 @click.option("--target", metavar="QUANTITY=VALUE", help="What single change reaches it?")
 def explain(model, device, runtime, dtype, workload, as_json, target) -> None:
     """What the cost of MODEL hangs on: elasticities, parts, and what would reach a target."""
-    goal = _numbers([target] if target else [], "--target")
+    goal = numbers([target] if target else [], "--target")
     if len(goal) > 1:
         raise ValueError("--target takes one quantity.")
     from hymell_jax import checkpoint, models, sensitivity, types
@@ -249,29 +178,22 @@ def explain(model, device, runtime, dtype, workload, as_json, target) -> None:
     name, limit = next(iter(goal.items()), (None, None))
     content = sensitivity.explain(fitted, hf, work, name, limit)
     if as_json:
-        _print_json(content)
+        print_json(content)
     else:
         _show_explanation(content)
 
 
 def _show_explanation(c: dict[str, Any]) -> None:
-    from hymell_jax.cli import _joules, _seconds, _table
-
     names = list(next(iter(c["elasticities"].values())))
     rows = [
         [field, *(f"{slopes[name]:+.3f}" for name in names)]
         for field, slopes in c["elasticities"].items()
         if max(map(abs, slopes.values())) >= 5e-4
     ]
-    _table(f"{c['model']} on {c['device']}: percent per percent of", ["", *names], rows)
+    table(f"{c['model']} on {c['device']}: percent per percent of", ["", *names], rows)
     for phase in ("prefill", "decode"):
-        rows = [
-            [name, _seconds(p["time_s"]), _joules(p["energy_j"]), f"{100 * p['share']:.1f} %",
-             max(p["regimes"], key=p["regimes"].get), p["bound"]]
-            for name, p in c["parts"][phase].items() if p["share"] >= 0.002
-        ]  # fmt: skip
         click.echo()
-        _table(f"{phase} by part", ["", "time", "energy", "share", "regime", "bound"], rows)
+        parts_table(phase, c["parts"][phase])
     if "target" in c:
         goal = c["target"]
         rows = [
@@ -283,7 +205,7 @@ def _show_explanation(c: dict[str, Any]) -> None:
         click.echo()
         heads = ["field", "of", "from", "to", "change", "loss", goal["quantity"]]
         title = f"single changes to {goal['quantity']} {goal['limit']:g}, cheapest first"
-        _table(title if rows else f"No {title[:-16]}", heads, rows, left=2)
+        table(title if rows else f"No {title[:-16]}", heads, rows, left=2)
 
 
 COMMANDS = (sweep, search, explain)

@@ -22,11 +22,14 @@ LEAST_COMPILE_S = "0.2"
 ONE_ANSWER = ("predict", "compare")
 """Commands that run a compiled program once."""
 
-QUICK_FLAGS = (
-    "--xla_backend_optimization_level=0",
-    "--xla_llvm_disable_expensive_passes=true",
-    "--xla_cpu_use_fusion_emitters=false",
-)
+QUICK_OPTIONS = {
+    "xla_backend_optimization_level": 0,
+    "xla_llvm_disable_expensive_passes": True,
+    "xla_cpu_use_fusion_emitters": False,
+}
+"""Options of XLA that compile five times faster; one workload runs as fast."""
+
+QUICK_FLAGS = tuple(f"--{name}={str(value).lower()}" for name, value in QUICK_OPTIONS.items())
 
 
 def cache_folder() -> Path | None:

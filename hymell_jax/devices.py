@@ -208,9 +208,7 @@ def _value(field: str, entry: Any, what: str) -> tuple[float, str]:
         source = str(entry.get("source", source))
         entry = entry["value"]
     if isinstance(entry, bool) or not isinstance(entry, numbers.Real):
-        raise ValueError(
-            f"The {what} must give a number for {field}; got {type(entry).__name__}."
-        )
+        raise ValueError(f"The {what} must give a number for {field}; got {type(entry).__name__}.")
     try:
         value = float(entry)
     except OverflowError:

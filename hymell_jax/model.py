@@ -13,6 +13,7 @@ import numpy as np
 from hymell_jax import analytical, operators, parameters, serving
 from hymell_jax.analytical import PassCosts
 from hymell_jax.blocks import Block
+from hymell_jax.compile_cache import QUICK_OPTIONS
 from hymell_jax.types import DTYPES, Architecture, Device, Workload
 
 LARGEST_DISTANCE = np.float32(np.log(2.0))  # from what was measured, of an answer in domain
@@ -286,11 +287,7 @@ _predict_compiled = jax.jit(_predict_parts, static_argnames=("structure",))
 _predict_once = jax.jit(
     _predict_parts,
     static_argnames=("structure",),
-    compiler_options={  # compiled five times faster; for one workload it runs as fast
-        "xla_backend_optimization_level": 0,
-        "xla_llvm_disable_expensive_passes": True,
-        "xla_cpu_use_fusion_emitters": False,
-    },
+    compiler_options=QUICK_OPTIONS,
 )
 
 

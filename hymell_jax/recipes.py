@@ -330,9 +330,7 @@ def fittable(
     chosen = [
         entry
         for entry in found
-        if device in ("all", entry[0])
-        and runtime in (None, entry[1])
-        and dtype in (None, entry[2])
+        if device in ("all", entry[0]) and runtime in (None, entry[1]) and dtype in (None, entry[2])
     ]
     if not chosen:
         shown = "; ".join(" ".join(entry) for entry in found)

@@ -151,9 +151,7 @@ EXTREME = (
     workload(batch_size=64, prompt_tokens=1e7, output_tokens=1e7),
 )
 PROMPTS = [(LLAMA, workload(prompt_tokens=n, output_tokens=64)) for n in (100, 1000, 10000)]
-DEPTHS = [
-    (dataclasses.replace(LLAMA, n_layers=np.float32(n)), workload()) for n in (8, 32, 33.5)
-]
+DEPTHS = [(dataclasses.replace(LLAMA, n_layers=np.float32(n)), workload()) for n in (8, 32, 33.5)]
 
 
 @functools.cache
@@ -283,9 +281,7 @@ def test_fit_recovers_efficiencies_from_predicted_times():
     archs, works = stack([a for a, _ in cases]), stack([w for _, w in cases])
     found = jax.jit(jax.vmap(lambda a, w: method.predict(a, w, H100, truth)))(archs, works)
     measured = {q: np.asarray(getattr(found, q)) for q in method.gives}
-    fitted = fit_logs(
-        method.predict, archs, works, H100, method.default_coefficients(), measured
-    )
+    fitted = fit_logs(method.predict, archs, works, H100, method.default_coefficients(), measured)
     for name, value in truth.items():
         assert float(fitted[name]) == pytest.approx(float(value), abs=0.02), name
     with pytest.raises(ValueError, match="does not give prefill_energy_j"):

@@ -69,9 +69,7 @@ def test_liminal_is_the_larger_total_plus_latency_per_layer():
         float(jnp.sum(counts.flops)) / float(H100.peak_flops_per_s),
         float(jnp.sum(counts.memory_bytes)) / float(H100.memory_bytes_per_s),
     )
-    assert float(found.decode_time_per_token_s) == pytest.approx(
-        max(bounds) + 32 * 7e-6, rel=1e-5
-    )
+    assert float(found.decode_time_per_token_s) == pytest.approx(max(bounds) + 32 * 7e-6, rel=1e-5)
 
 
 def test_liminal_without_latency_is_never_above_the_roofline():

@@ -272,9 +272,7 @@ def test_cross_validation_denormalises_and_beats_rated_power_under_load():
     pytest.importorskip("xgboost")
     pytest.importorskip("sklearn")
     table = grid_table()
-    rows = {
-        (row["method"], row["load"]): row for row in wattgpu.evaluate(table, "power")
-    }
+    rows = {(row["method"], row["load"]): row for row in wattgpu.evaluate(table, "power")}
     assert set(rows) == {
         (name, load)
         for name in ("cv", "logo", "lolo", "tdp", "load-scaled-tdp")

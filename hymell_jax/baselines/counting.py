@@ -18,9 +18,7 @@ from hymell_jax.types import Architecture, Workload
 
 PHASES = ("prefill", "decode")
 ATTENTION_PARTS = ("attention", "window_attention", "linear_attention")
-COUNT_PARTS = (
-    operators.MATRIX_PARTS + operators.STREAM_PARTS + ATTENTION_PARTS + ("experts",)
-)
+COUNT_PARTS = operators.MATRIX_PARTS + operators.STREAM_PARTS + ATTENTION_PARTS + ("experts",)
 """Axis order of the arrays of `PassCounts`."""
 
 
@@ -189,6 +187,6 @@ def peak_flops_per_s(device, work: Workload) -> jax.Array:
     Between the two bytes counts the rate is interpolated in its log.
     """
     share = jnp.clip(2.0 - work.weight_bytes, 0.0, 1.0)
-    return device.peak_flops_per_s * (
-        device.peak_fp8_flops_per_s / device.peak_flops_per_s
-    ) ** share
+    return (
+        device.peak_flops_per_s * (device.peak_fp8_flops_per_s / device.peak_flops_per_s) ** share
+    )

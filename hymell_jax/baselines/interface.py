@@ -128,9 +128,7 @@ class Method:
             ValueError: no such form.
         """
         if name not in self.forms:
-            raise ValueError(
-                f"{self.name} has the forms {', '.join(self.forms)}; got {name!r}."
-            )
+            raise ValueError(f"{self.name} has the forms {', '.join(self.forms)}; got {name!r}.")
         return self.forms[name]
 
 

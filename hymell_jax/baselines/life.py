@@ -113,9 +113,7 @@ def predict(
     """TTFT = max(t_c, t_m) of the prefill, TPOT = t_m of the average decode step [s]."""
     prefill = pass_times_s(arch, work, device, coefficients, "prefill")
     _, decode = pass_times_s(arch, work, device, coefficients, "decode")
-    return prediction(
-        work, prefill_time_s=jnp.maximum(*prefill), decode_time_per_token_s=decode
-    )
+    return prediction(work, prefill_time_s=jnp.maximum(*prefill), decode_time_per_token_s=decode)
 
 
 METHOD = Method(

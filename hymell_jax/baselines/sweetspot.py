@@ -75,9 +75,7 @@ def fit_theta(n_in, n_out, energy_per_output_token) -> np.ndarray:
     energy = positive("energy_per_output_token", energy_per_output_token)
     if energy.ndim != 1 or len(energy) < 6:
         raise ValueError(f"A fit of six coefficients needs at least 6 rows; got {energy.shape}.")
-    design = terms(
-        positive("n_in", n_in, energy.shape), positive("n_out", n_out, energy.shape)
-    )
+    design = terms(positive("n_in", n_in, energy.shape), positive("n_out", n_out, energy.shape))
     design = design / energy[:, None]
     scale = np.linalg.norm(design, axis=0)
     return nnls(design / scale, np.ones(len(energy)))[0] / scale
@@ -128,9 +126,7 @@ def default_coefficients() -> dict[str, np.ndarray]:
         0.5 * context,
         weights,
     ]
-    slopes = np.array(
-        [[1, 0, 0, 1, 0, 1], [0, 0, 1, 0, 1, 0], [0, 1, 0, 0, 0, 0]], np.float32
-    )
+    slopes = np.array([[1, 0, 0, 1, 0, 1], [0, 0, 1, 0, 1, 0], [0, 1, 0, 0, 0, 0]], np.float32)
     return {"log_theta": np.float32(np.log(theta)), "slopes": slopes}
 
 

@@ -36,9 +36,7 @@ def load_scaled_coefficients(scenario: str = "offline") -> dict[str, np.ndarray]
     Raises:
         ValueError: not one of `SCENARIOS`.
     """
-    return {
-        "load_factor": np.float32(load_factor(scenario))
-    } | roofline.efficient_coefficients()
+    return {"load_factor": np.float32(load_factor(scenario))} | roofline.efficient_coefficients()
 
 
 def load_factor(scenario: str) -> float:
@@ -107,9 +105,7 @@ LOAD_SCALED = Method(
     source="WattGPU, arXiv 2607.02391",
     assumes=("a fixed share of the limit per scenario, the same on every GPU and model",),
     published_accuracy="WattGPU: median power error 7.2 % offline, 26.0 % of servers",
-    forms={
-        name: (predict, lambda name=name: load_scaled_coefficients(name)) for name in SCENARIOS
-    },
+    forms={name: (predict, lambda name=name: load_scaled_coefficients(name)) for name in SCENARIOS},
     default_note="offline, 0.9 of the limit; times from a roofline at 60 % and 80 %",
     **_COMMON,
 )

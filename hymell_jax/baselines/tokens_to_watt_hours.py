@@ -288,9 +288,7 @@ def calibrated_features(
     written and read by real KV heads, activations. Seconds: the roofline with efficiencies.
     """
     counts = pass_counts(arch, work, phase)
-    seconds = jnp.sum(
-        jnp.maximum(*roofline.operator_times_s(counts, work, device, coefficients))
-    )
+    seconds = jnp.sum(jnp.maximum(*roofline.operator_times_s(counts, work, device, coefficients)))
     return jnp.sum(counts.flops), 8.0 * jnp.sum(counts.memory_bytes), seconds
 
 

@@ -118,12 +118,8 @@ _SOURCES = (
         },
         {},
     ),
-    _Source(
-        "blocks/mla", "mla_context_module_perf", _MLA_TEXT, _MLA_WHOLE, {"phase": "prefill"}
-    ),
-    _Source(
-        "blocks/mla", "mla_generation_module_perf", _MLA_TEXT, _MLA_WHOLE, {"phase": "decode"}
-    ),
+    _Source("blocks/mla", "mla_context_module_perf", _MLA_TEXT, _MLA_WHOLE, {"phase": "prefill"}),
+    _Source("blocks/mla", "mla_generation_module_perf", _MLA_TEXT, _MLA_WHOLE, {"phase": "decode"}),
     _Source(
         "operators/collectives",
         "nccl_perf",

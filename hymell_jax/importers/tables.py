@@ -87,7 +87,7 @@ The other tables have rules of their own, stated in their importers.
 
 
 def hash_split(frame: pd.DataFrame, group: Sequence[str]) -> np.ndarray:
-    """"train" or "test" for every row, by whole groups; a string array of shape [n_rows].
+    """ "train" or "test" for every row, by whole groups; a string array of shape [n_rows].
 
     A group's key is its values joined by "|", such as "4096|12288"; it is for testing when
     crc32(key) mod 100 < `TEST_PERCENT`. This depends on the shape alone, so that a shape stays on

@@ -1,0 +1,189 @@
+"""The commands `evaluate`, `fit`, `import`, `devices` and `models`; registered by `cli`.
+
+JAX and pandas are imported inside.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import click
+
+from hymell_jax.cli_options import DTYPES, json_option
+from hymell_jax.cli_output import cell, print_json, progress, table
+
+
+@click.command()
+@click.option("--device", required=True, help="Exact name (see `hymell devices`).")
+@click.option("--data", "folder", help="Folder of measured tables; default $HYMELL_DATA.")
+@click.option("--level", type=click.Choice(["1", "2", "all"]), default="all", show_default=True)
+@click.option("--split", default="test", show_default=True, help="train, test, or all.")
+@click.option("--form", type=click.Choice(["refined", "published"]), default="refined")
+@click.option("--reference", help="CSV with the errors of a black box on the same rows.")
+@click.option("--checkpoints", help="Folder of checkpoints; by default those shipped.")
+@click.option("--json", "as_json", is_flag=True, help="Print a list of rows.")
+def evaluate(device, folder, level, split, form, reference, checkpoints, as_json) -> None:
+    """Errors of the fitted model on measured rows, by table, regime and target."""
+    from hymell_jax import block_evaluate, data
+    from hymell_jax import evaluate as operators
+
+    root = data.data_folder(folder)
+    options = dict(split=split, reference=reference, checkpoints=checkpoints)
+    rows = []
+    if level in ("1", "all"):
+        rows += operators.evaluate(device, root, form=form, **options)
+    if level in ("2", "all"):
+        rows += block_evaluate.evaluate_blocks(device, root, required=level == "2", **options)
+    if as_json:
+        print_json(rows)
+    else:
+        _show_errors(rows, device, split, form)
+
+
+@click.command()
+@click.option("--level", type=click.Choice(["1", "2"]), default="2", show_default=True)
+@click.option("--device", required=True, help="Exact name, or `all` that the tables hold.")
+@click.option("--runtime", help="As in the tables; by default every one of the device.")
+@click.option("--dtype", type=click.Choice(DTYPES), help="By default both.")
+@click.option("--data", "folder", help="Folder of measured tables; default $HYMELL_DATA.")
+@click.option("--out", required=True, help="Folder of checkpoints to write into.")
+@click.option("--seeds", default=1, show_default=True, help="Fits per matrix product, best kept.")
+@click.option("--operators", is_flag=True, help="Fit the row-wise operators again.")
+@click.option("--resume", is_flag=True, help="Keep what the folder already holds.")
+def fit(level, device, runtime, dtype, folder, out, seeds, operators, resume) -> None:
+    """Fit a device's coefficients and networks to measured tables; write its checkpoints."""
+    from hymell_jax import block_recipes, checkpoint, data, files, recipes
+
+    if seeds < 1:
+        raise ValueError(f"--seeds must be at least 1; got {seeds}.")
+    root = data.data_folder(folder)
+    chosen = recipes.fittable(root, device, runtime, dtype)
+    files.writable_folder(out)
+    done = set(checkpoint.available(out)) if resume else set()
+    with progress() as report:
+        for operator in recipes.operators_in(root):
+            if operators or not recipes.operator_file(out, operator).is_file():
+                fitted = recipes.fit_operator(root, operator, progress=report)
+                recipes.save_operator(fitted, out)
+        for entry in chosen:
+            if entry in done:
+                content = checkpoint.read(*entry, folder=out)
+            else:
+                content = recipes.fit_level1(
+                    *entry, root, out, seeds=tuple(range(seeds)), progress=report
+                )
+                checkpoint.save(content, out)
+            if level == "2":
+                block_recipes.add_blocks(content, root, out, progress=report)
+            click.echo(f"{'/'.join(entry)}", err=True)
+
+
+@click.command(name="import")
+@click.argument(
+    "source", type=click.Choice(["aiconfigurator", "vidur", "llmservingsim", "neusight"])
+)
+@click.option("--from", "path", help="Checkout of the source; aiconfigurator-core needs none.")
+@click.option("--out", required=True, help="Folder of measured tables to write.")
+def import_tables(source, path, out) -> None:
+    """Rebuild measured tables from a public source."""
+    from hymell_jax import files, importers
+
+    if path is None and source != "aiconfigurator":
+        raise ValueError(f"Importing {source} needs --from, the path of its checkout.")
+    files.writable_folder(out)
+    run = getattr(importers, f"import_{source}")
+    for name, written in importers.write_tables(run(path), out).items():
+        click.echo(f"{name}: {written}", err=True)
+
+
+def _show_errors(rows: list[dict[str, Any]], device: str, split: str, form: str) -> None:
+    def percent(value: float | None) -> str:
+        return cell(value, "{:.2f}".format)
+
+    cells = [
+        [r["table"], r["runtime"], r["dtype"], r["target"], r["regime"], str(r["n"]),
+         percent(r["mape"]), percent(r["mdape"]), f"{r['r2']:.4f}",
+         percent(r["published_mape"]), percent(r["reference_mape"])]
+        for r in rows
+    ]  # fmt: skip
+    headings = ["table", "runtime", "dtype", "target", "regime", "n", "MAPE %", "MdAPE %", "R2",
+                "HYMELL paper %", "black box %"]  # fmt: skip
+    table(f"{device}, {split} rows, {form} form", headings, cells, left=5)
+
+
+@click.command()
+@json_option
+def devices(as_json) -> None:
+    """The devices known by name, their data sheets, and what was measured on them."""
+    import numpy as np
+
+    from hymell_jax import checkpoint
+    from hymell_jax.devices import device_names, get_device
+
+    measured: dict[str, list[str]] = {}
+    for name, runtime, dtype in checkpoint.available():
+        measured.setdefault(name, []).append(f"{runtime} {dtype}")
+    content = []
+    for name in device_names():
+        spec = get_device(name)
+        fields = {
+            field: float(np.asarray(getattr(spec.device, field)))
+            for field in spec.device.__dataclass_fields__
+        }
+        content.append(
+            {
+                "name": name,
+                "title": spec.title,
+                "architecture": spec.architecture,
+                **fields,
+                "sources": spec.sources,
+                "checkpoints": measured.get(name, []),
+            }
+        )
+    if as_json:
+        print_json(content)
+        return
+    rows = [
+        [d["name"], d["architecture"], f"{d['peak_flops_per_s'] / 1e12:.0f}",
+         f"{d['memory_bytes_per_s'] / 1e9:.0f}", f"{d['memory_bytes'] / 1e9:.0f}",
+         f"{d['n_sm']:.0f}", f"{d['power_limit_w']:.0f}",
+         ", ".join(d["checkpoints"]) or "transferred"]
+        for d in content
+    ]  # fmt: skip
+    headings = ["device", "architecture", "TFLOP/s", "GB/s", "GB", "SMs", "W", "measured"]
+    table("dense bf16 rate, DRAM bandwidth, capacity, power limit", headings, rows, left=2)
+
+
+@click.command()
+@json_option
+def models(as_json) -> None:
+    """The models known by name, with their parameter counts."""
+    from hymell_jax import parameters
+    from hymell_jax.models import model_names, preset, preset_source
+
+    content = []
+    for name in model_names():
+        hf = preset(name)
+        total, active = parameters.exact_parameters(hf.architecture)
+        content.append(
+            {
+                "name": name,
+                "family": hf.family,
+                "parameters": total,
+                "active_parameters": active,
+                "dtype": hf.dtype,
+                "source": preset_source(name),
+            }
+        )
+    if as_json:
+        print_json(content)
+        return
+    rows = [
+        [m["name"], m["family"], f"{m['parameters'] / 1e9:.3f}",
+         f"{m['active_parameters'] / 1e9:.3f}", m["dtype"]]
+        for m in content
+    ]  # fmt: skip
+    table("", ["model", "family", "10^9 parameters", "active", "dtype"], rows, left=2)
+
+
+COMMANDS = (evaluate, fit, import_tables, devices, models)

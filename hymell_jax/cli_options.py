@@ -1,0 +1,106 @@
+"""Options that commands share, and how their texts are read. Needs no JAX."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from typing import Any
+
+import click
+
+LEVELS = ("1", "2", "3", "best")
+DTYPES = ("bf16", "fp8")
+
+json_option = click.option("--json", "as_json", is_flag=True, help="Print JSON, all in SI units.")
+device_option = click.option(
+    "--device", required=True, help="Exact name (see `hymell devices`) or a JSON file."
+)
+runtime_option = click.option(
+    "--runtime", help="Serving engine and version; by default the newest measured."
+)
+dtype_option = click.option(
+    "--dtype", type=click.Choice(DTYPES), help="By default the model's own."
+)
+tensor_parallel_option = click.option(
+    "--tensor-parallel", default=1.0, show_default=True, help="GPUs that share a layer."
+)
+
+
+def together(*options: Callable) -> Callable:
+    """One decorator of several options, shown in this order."""
+
+    def decorate(command: Callable) -> Callable:
+        for option in reversed(options):
+            command = option(command)
+        return command
+
+    return decorate
+
+
+batch_options = together(
+    click.option("--batch", default=1.0, show_default=True, help="Sequences that run together."),
+    click.option("--prompt", default=1024.0, show_default=True, help="Prompt tokens a sequence."),
+    click.option("--output", default=128.0, show_default=True, help="Tokens each one generates."),
+)
+placement_options = together(
+    device_option,
+    runtime_option,
+    dtype_option,
+    click.option("--workload", multiple=True, metavar="NAME=VALUE",
+                 help="batch=8,prompt=1024,output=128,tensor_parallel=1,kv_dtype=bf16"),
+    json_option,
+)  # fmt: skip
+
+
+def numbers(options: Iterable[str], what: str) -> dict[str, float]:
+    """{name: number} from texts `name=number`, several also separated by commas."""
+    found: dict[str, float] = {}
+    for text in (part for option in options for part in option.split(",")):
+        name, sign, value = text.partition("=")
+        try:
+            found[name.strip()] = float(value)
+        except ValueError:
+            sign = ""
+        if not sign:
+            raise ValueError(f"{what} takes name=number; got {text!r}.")
+    return found
+
+
+def number_ranges(options: Iterable[str]) -> dict[str, tuple[float, float]]:
+    """{name: (least, greatest)} from texts `name=least:greatest`."""
+    found = {}
+    for text in options:
+        name, _, value = text.partition("=")
+        low, colon, high = value.partition(":")
+        try:
+            found[name.strip()] = (float(low), float(high))
+        except ValueError:
+            colon = ""
+        if not colon:
+            raise ValueError(f"--range takes name=least:greatest; got {text!r}.")
+    return found
+
+
+_WORK = {"batch": "batch_size", "prompt": "prompt_tokens", "output": "output_tokens"}
+
+
+def workload_options(options: Iterable[str]) -> dict[str, Any]:
+    """Arguments of `types.workload` from texts `batch=8,prompt=1024,kv_dtype=fp8`."""
+    found: dict[str, Any] = {}
+    for text in (part for option in options for part in option.split(",")):
+        name, sign, value = (x.strip() for x in text.partition("="))
+        name = _WORK.get(name, name)
+        if name in ("dtype", "kv_dtype"):
+            found[name] = value
+            continue
+        (number,) = numbers([f"{name}{sign}{value}"], "--workload").values()
+        found[name] = number
+    allowed = {
+        "batch_size", "prompt_tokens", "output_tokens", "context_tokens", "dtype", "kv_dtype",
+        "tensor_parallel", "expert_parallel",
+    }  # fmt: skip
+    unknown = sorted(set(found) - allowed)
+    if unknown:
+        raise ValueError(
+            f"--workload has no {unknown[0]!r}; it takes {', '.join(sorted(allowed))}."
+        )
+    return found
