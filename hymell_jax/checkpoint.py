@@ -285,8 +285,8 @@ def load(
     """The cost model of a device.
 
     A device without measurements of its own takes the coefficients of the most alike measured one
-    (they are relative to the data sheet) and says so: `card.provenance["time"]` and `["energy"]`
-    are then "transferred".
+    (they are relative to the data sheet), those of collectives of the one whose link is most alike,
+    and says so: `card.provenance["time"]` and `["energy"]` are then "transferred".
 
     Args:
         device: exact name, or a JSON file or dict of data-sheet facts.
@@ -315,12 +315,28 @@ def load(
     chosen = _choose_runtime(runtimes, source, dtype, runtime)
     root = Path(folder) if folder else shipped_folder()
     path = root / file_name(source, chosen, dtype)
-    model = _model(read_json(path, "checkpoint"), path, spec)
+    content = read_json(path, "checkpoint")
+    if transferred:
+        linked = devices.nearest_linked(spec, sorted(measured))
+        if linked != source and isinstance(content.get("coefficients"), dict):
+            content["coefficients"]["collectives"] = _collectives_of(root, linked, dtype)
+    model = _model(content, path, spec)
     if transferred:
         model.card.provenance.update(
-            time="transferred", energy="transferred", transferred_from=source
+            time="transferred",
+            energy="transferred",
+            transferred_from=source,
+            collectives_from=linked,
         )  # of this format; another one may have been measured here
     return _served(model, spec, dtype, root, engine)
+
+
+def _collectives_of(root: Path, device: str, dtype: str) -> Any:
+    """Unchecked coefficients of a device's collectives: its newest checkpoint's."""
+    runtimes = [r for name, r, d in available(root) if (name, d) == (device, dtype)]
+    path = root / file_name(device, _choose_runtime(runtimes, device, dtype, None), dtype)
+    coefficients = read_json(path, "checkpoint").get("coefficients")
+    return coefficients.get("collectives") if isinstance(coefficients, dict) else None
 
 
 def _served(model: CostModel, spec, dtype: str, root: Path, engine: str | None) -> CostModel:

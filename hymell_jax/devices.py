@@ -121,11 +121,40 @@ def nearest_measured(
         ValueError: no candidate, or one that is not a shipped device.
     """
     spec = get_device(spec)
-    others = sorted({get_device(name).name: get_device(name) for name in candidates}.items())
-    if not others:
-        raise ValueError("Give at least one candidate device.")
+    others = _specs(candidates)
     kin = [item for item in others if item[1].architecture == spec.architecture]
     return min(kin or others, key=lambda item: _distance(spec.device, item[1].device))[0]
+
+
+def nearest_linked(
+    spec: str | os.PathLike[str] | Mapping[str, Any] | DeviceSpec, candidates: Iterable[str]
+) -> str:
+    """The candidate whose link between GPUs is most like that of `spec`: NVLink or PCIe.
+
+    The least log ratio of link bandwidths wins; among equal ones, the one most alike otherwise.
+
+    Args:
+        spec: a `DeviceSpec`, or anything that `get_device` takes.
+        candidates: exact device names.
+
+    Raises:
+        ValueError: no candidate, or one that is not a shipped device.
+    """
+    spec = get_device(spec)
+    link = math.log(float(spec.device.link_bytes_per_s))
+    gaps = {
+        name: abs(math.log(float(other.device.link_bytes_per_s)) - link)
+        for name, other in _specs(candidates)
+    }
+    least = min(gaps.values())
+    return nearest_measured(spec, [name for name, gap in gaps.items() if gap <= least + 1e-6])
+
+
+def _specs(names: Iterable[str]) -> list[tuple[str, DeviceSpec]]:
+    found = sorted({spec.name: spec for spec in map(get_device, names)}.items())
+    if not found:
+        raise ValueError("Give at least one candidate device.")
+    return found
 
 
 def _distance(a: types.Device, b: types.Device) -> float:

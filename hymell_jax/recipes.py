@@ -214,8 +214,8 @@ def fit_collectives_of(
     """Coefficients of each collective that the tables have, and where its rows come from.
 
     All-reduce is the serving engine's own (custom kernels for short messages, NCCL for long ones)
-    where there are rows of it, the others are NCCL's. A device without rows takes those of the
-    most alike one that has. A checkpoint holds the coefficients of "all_reduce".
+    where there are rows of it, the others are NCCL's. A device without rows takes those of
+    the one with the link most alike. A checkpoint holds the coefficients of "all_reduce".
 
     Args:
         folder: of measured tables.
@@ -232,7 +232,7 @@ def fit_collectives_of(
     frame = frame[frame["split"] == "train"]
     frame = frame.assign(collective=frame["collective"].replace(COLLECTIVE_NAMES))
     frame = frame[frame["collective"].isin(collectives.ROUNDS)]
-    source = devices.nearest_measured(device, set(frame["device"].unique()))
+    source = devices.nearest_linked(device, set(frame["device"].unique()))
     frame = frame[frame["device"] == source]
     found, origin = {}, {}
     for name, rows in frame.groupby("collective"):

@@ -6,6 +6,7 @@ import copy
 import json
 import shutil
 
+import chex
 import numpy as np
 import pytest
 
@@ -123,3 +124,18 @@ def test_a_folder_of_checkpoints_can_be_given(tmp_path):
 def test_sources_are_known_by_runtime():
     assert data.source_of("vllm-0.24.0")[1] == "Apache-2.0"
     assert data.source_of("my-engine")[0] == "measured by the user"
+
+
+def test_a_transferred_device_takes_collectives_from_a_link_alike():
+    """NVLink's coefficients on a PCIe board would be ten times too quick, the reverse too slow."""
+    for name, source, linked in (
+        ("v100-sxm-32gb", "l40s-48gb", "a100-sxm-80gb"),
+        ("h100-pcie-80gb", "h100-sxm-80gb", "l40s-48gb"),
+    ):
+        model = hj.load(name)
+        provenance = model.card.provenance
+        assert (provenance["transferred_from"], provenance["collectives_from"]) == (source, linked)
+        for part, origin in (("collectives", linked), ("gemm", source)):
+            chex.assert_trees_all_equal(
+                model.coefficients[part], hj.load(origin).coefficients[part]
+            )

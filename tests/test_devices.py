@@ -15,6 +15,7 @@ from hymell_jax.devices import (
     DeviceSpec,
     device_names,
     get_device,
+    nearest_linked,
     nearest_measured,
 )
 
@@ -271,6 +272,17 @@ def test_without_kin_the_nearest_in_log_distance_wins():
     """T4 to L40S: ratios 5.6, 2.7, 3.6, 5; to A100: 4.8, 6.4, 2.7, 5.7; sums of squared logs."""
     assert nearest_measured("t4-16gb", ["a100-sxm-80gb", "l40s-48gb"]) == "l40s-48gb"
     assert nearest_measured(SIMPLE, ["t4-16gb", "h200-sxm-141gb"]) == "h200-sxm-141gb"
+
+
+def test_links_are_taken_from_boards_with_links_alike():
+    measured = ["a100-sxm-80gb", "b200-sxm-180gb", "h100-sxm-80gb", "l40s-48gb"]
+    for name in ("a10-24gb", "a6000-48gb", "a100-pcie-80gb", "h100-pcie-80gb", "t4-16gb"):
+        assert nearest_linked(name, measured) == "l40s-48gb"
+    assert nearest_linked("v100-sxm-32gb", measured) == "a100-sxm-80gb"
+    assert nearest_linked("gh200-96gb", measured) == "h100-sxm-80gb"
+    assert nearest_linked("a100-sxm-80gb", measured[1:]) == "h100-sxm-80gb"
+    with pytest.raises(ValueError, match="at least one"):
+        nearest_linked("t4-16gb", [])
 
 
 def test_nearest_measured_refuses_no_or_unknown_candidates():
