@@ -13,10 +13,10 @@ A profile is a folder::
 A table that has no rows is not written. One row is one case, SI units. Every table has `COMMON`
 columns and its own (`TABLES`):
 
-- `device`: name of the folder's device.json. `runtime`: "transformers-<version>" in every table, the
-  library whose operators, blocks and models ran, eagerly; PyTorch's version is in the manifest.
+- `device`: name of the folder's device.json. `runtime`: "transformers-<version>" in every table,
+  the library whose operators, blocks and models ran, eagerly; the manifest has PyTorch's version.
   `dtype`: "float32" on CPUs, "bfloat16" on GPUs; `kv_dtype` is the same.
-- `time_s`: median seconds of one call over `repeats` samples, each sample the mean of `inner` calls;
+- `time_s`: median seconds of one call over `repeats` samples, each the mean of `inner` calls;
   `time_spread`: interquartile range / median. Inputs and weights are rotated past the last cache.
 - `launch_s`: seconds that the framework needs to issue the call, null where unknown. It is inside
   `time_s` where `launch_included` (CPUs, and whole models everywhere), and outside it where the
@@ -26,7 +26,8 @@ columns and its own (`TABLES`):
 - `disturbed`: something else ran, the samples spread, the anchor had drifted, or the clock jumped;
   `disturbed_by` names what, "" if nothing.
 - `split`: "train" or "test"; whole groups are held out: (n, k) of a GEMM, the width of a row
-  operator, the head layout of attention, (d_model, width, experts) of a feed-forward block, a model.
+  operator, the head layout of attention, (d_model, width, experts) of a feed-forward block, a
+  model.
 - `plan`; `order`: place in the measured sequence; `measured_at`: UTC, ISO 8601.
 
 What the columns of a table mean beyond their names:
@@ -37,18 +38,20 @@ What the columns of a table mean beyond their names:
 - elementwise: `kernel` "copy", "add", "gelu", "silu_mul" (activation of a gated layer, times the up
   branch), "rope" (cosine and sine applied to queries and keys) over num_tokens x width elements;
   `tensors_read` and `tensors_written` say how many such arrays the call must at least move.
-- attention_*: the core only (scores, softmax, values), causal; `kernel` "sdpa" or "eager", called as
-  transformers calls them, keys and values repeated for grouped queries where it does that.
-  `window_size` is 0 (full). In decode `context_len` counts the keys attended to, the new one included.
+- attention_*: the core only (scores, softmax, values), causal; `kernel` "sdpa" or "eager", called
+  as transformers calls them, keys and values repeated for grouped queries where it does that.
+  `window_size` is 0 (full). In decode `context_len` counts the keys attended to, the new one
+  included.
 - ffn: `n_ff_matrices` 3 gated, 2 plain. moe: router, dispatch and experts of one layer, random
-  router (`distribution` "random"), tensor and expert parallel 1.
-- mla: whole latent-attention module, projections and KV cache included (`phase` "prefill": context_len
-  = seq_len; "decode": seq_len 1). linear_attention: whole gated-delta-net layer, `kernel` "layer",
-  `phase` "context" or "generation" as in the public table.
+  router (`distribution` "random"), tensor and expert parallel 1; `kernel` is transformers' name of
+  the experts' implementation.
+- mla: whole latent-attention module, projections and KV cache included (`phase` "prefill":
+  context_len = seq_len; "decode": seq_len 1). linear_attention: whole gated-delta-net layer,
+  `kernel` "layer", `phase` "context" or "generation" as in the public table.
 - systems/transformers: one forward pass; `phase` "prefill": `batch` prompts of `prompt_len` tokens,
   with an empty KV cache to fill, logits of the last position; "decode": one step of `batch`
-  sequences that attend to `context_len` tokens, the new one included (null in the other phase).
-  `attention` "sdpa" or "eager"; `config` the path of the configuration inside the folder.
+  sequences that attend to `context_len` tokens, the new one included; the length of the other phase
+  is null. `attention` "sdpa" or "eager"; `config` the path of the configuration inside the folder.
 """
 
 from __future__ import annotations
