@@ -257,22 +257,18 @@ def _attention_phase(
         trained: blocks by name.
     """
     heads, kv_heads, key_width, value_width = _attention_widths(arch, work, absorbed)
-    width = key_width + value_width
     batch, kv_bytes = work.batch_size, work.kv_bytes
+    phase = "decode" if decode else "prefill"
+    run, block = attention.ATTENTION_TIME_S[phase], trained.get(f"attention_{phase}")
     if decode:
         middle = 0.5 * (work.context_start_tokens + work.context_end_tokens)
         half = 0.5 * (work.context_end_tokens - work.context_start_tokens)
         tokens = middle + half * np.float32(_GAUSS_POINTS)
         weights = np.float32(_GAUSS_WEIGHTS / 2.0)
-        run, queries = attention.attention_decode_time_s, jnp.ones_like(tokens)
     else:
         tokens, weights = work.prompt_tokens[None], np.ones(1, np.float32)
-        run, queries = attention.attention_prefill_time_s, tokens
 
-    phase = "decode" if decode else "prefill"
-    block = trained.get(f"attention_{phase}")
-
-    def at(tokens, queries, window):
+    def at(tokens, window):
         sizes = (batch, tokens, heads, kv_heads, key_width, value_width, window, kv_bytes)
         time_s, regime = run(coefficients, device, *sizes, 0.0)
         spread, familiarity = jnp.zeros_like(time_s), jnp.ones_like(time_s)
@@ -281,15 +277,11 @@ def _attention_phase(
                 block, phase, coefficients, device, time_s, *sizes, l2_residency=0.0
             )
             time_s, spread, familiarity = found.time_s, found.spread, found.familiarity
-        keys = attention.attended_keys(tokens, window)
-        pairs = keys if decode else attention.causal_pairs(tokens, window)
-        cached = keys if decode else tokens
-        read = kv_heads * cached * kv_bytes + heads * queries * work.activation_bytes
-        flops = 2.0 * batch * heads * width * pairs
-        return time_s, flops, batch * width * read, spread, familiarity, regime
+        flops, moved = attention.core_work(phase, *sizes, work.activation_bytes)
+        return time_s, flops, moved, spread, familiarity, regime
 
-    over_kinds = jax.vmap(jax.vmap(at, in_axes=(0, 0, None)), in_axes=(None, None, 0))
-    found = over_kinds(tokens, queries, windows)
+    over_kinds = jax.vmap(jax.vmap(at, in_axes=(0, None)), in_axes=(None, 0))
+    found = over_kinds(tokens, windows)
     time_s, flops, moved, spread, familiarity = (x @ weights for x in found[:5])
     regime = jnp.einsum("kpr,p->kr", found[5], weights)
     return time_s, flops, moved, regime @ _ATTENTION_BOUNDS, spread, familiarity

@@ -95,6 +95,12 @@ log_pnorm                p = 1 + e; 1 adds the terms up, infinity overlaps them 
 """
 
 
+def check_phase(phase: str) -> None:
+    """Refuse any phase but those of `ATTENTION_PHASES` with a ValueError."""
+    if phase not in ATTENTION_PHASES:
+        raise ValueError(f"phase must be one of {', '.join(ATTENTION_PHASES)}; got {phase!r}.")
+
+
 def _float(x) -> jax.Array:
     """A floating array of the input's own width: sizes may come as integers."""
     return 1.0 * jnp.asarray(x)
@@ -146,6 +152,43 @@ def log_kv_bytes(batch, tokens, n_kv_heads, head_dim, value_head_dim, kv_bytes) 
     """log bytes of keys and values: batch tokens kv_heads (d_k + d_v) kv_bytes."""
     width = _log_width(head_dim, value_head_dim)
     return _log(batch) + _log(tokens) + _log(n_kv_heads) + width + _log(kv_bytes)
+
+
+def core_work(
+    phase: str,
+    batch,
+    tokens,
+    n_heads,
+    n_kv_heads,
+    head_dim,
+    value_head_dim,
+    window_tokens=0.0,
+    kv_bytes=2.0,
+    activation_bytes=ACTIVATION_BYTES,
+) -> tuple[jax.Array, jax.Array]:
+    """FLOPs of the core in one layer, and bytes of its queries, keys and values; shapes [...].
+
+    2 batch heads (d_k + d_v) pairs, and batch (d_k + d_v) (kv_heads cached kv_bytes + heads
+    queries activation_bytes): all prompt tokens are queries in prefill, one token in decode.
+
+    Args:
+        phase: "prefill" (`tokens` = prompt) or "decode" (`tokens` = context).
+        activation_bytes: bytes of an element of the queries and of the output.
+
+    The others are as in `attention_prefill_time_s`.
+
+    Raises:
+        ValueError: an unknown phase.
+    """
+    check_phase(phase)
+    keys = attended_keys(tokens, window_tokens)
+    if phase == "prefill":
+        queries, cached, pairs = tokens, tokens, causal_pairs(tokens, window_tokens)
+    else:
+        queries, cached, pairs = 1.0, keys, keys
+    width = head_dim + value_head_dim
+    moved = n_kv_heads * cached * kv_bytes + n_heads * queries * activation_bytes
+    return 2.0 * batch * n_heads * width * pairs, batch * width * moved
 
 
 def attention_bound_s(
@@ -235,11 +278,12 @@ def _combine(c, logs: list[jax.Array]) -> tuple[jax.Array, jax.Array]:
     return jnp.exp(jnp.logaddexp(launch, log_work)), jnp.moveaxis(weights, 0, -1)
 
 
-def _prefill_log_terms(
+def _log_terms(
+    phase: str,
     c,
     device: Device,
     batch,
-    seq_len,
+    tokens,
     n_heads,
     n_kv_heads,
     head_dim,
@@ -249,56 +293,28 @@ def _prefill_log_terms(
     l2_residency,
 ) -> list[jax.Array]:
     """log seconds of each of `ATTENTION_REGIMES`; `c` without the prefix of the phase."""
+    last_keys = attended_keys(tokens, window_tokens)
+    if phase == "prefill":
+        queries, cached, tile_rows = tokens, tokens, QUERY_TILE_ROWS
+        mean_keys = causal_pairs(tokens, window_tokens) / tokens + 0.5 * KEY_BLOCK_TOKENS
+    else:
+        queries, cached, tile_rows = 1.0, last_keys, DECODE_TILE_ROWS
+        mean_keys = last_keys
     log_width = _log_width(head_dim, value_head_dim)
     fp8 = _fp8_share(kv_bytes)
     log_sequences = _log(batch) + _log(n_kv_heads)
-    log_rows = _log(batch) + _log(seq_len) + _log(n_heads)
-    log_rows_each = _log(seq_len) + _log(n_heads) - _log(n_kv_heads)
-    log_tiles = log_sequences + _log_at_least_one(log_rows_each - _log(QUERY_TILE_ROWS))
-    mean_keys = causal_pairs(seq_len, window_tokens) / seq_len + 0.5 * KEY_BLOCK_TOKENS
-    log_pairs = log_tiles + _log(QUERY_TILE_ROWS) + _log(mean_keys)
-    log_kv = log_kv_bytes(batch, seq_len, n_kv_heads, head_dim, value_head_dim, kv_bytes)
+    log_rows = _log(batch) + _log(queries) + _log(n_heads)
+    log_rows_each = _log(queries) + _log(n_heads) - _log(n_kv_heads)
+    log_tiles = log_sequences + _log_at_least_one(log_rows_each - _log(tile_rows))
+    log_pairs = log_tiles + _log(tile_rows) + _log(mean_keys)
+    log_kv = log_kv_bytes(batch, cached, n_kv_heads, head_dim, value_head_dim, kv_bytes)
     log_bytes = jnp.logaddexp(log_kv, log_rows + log_width + _log(ACTIVATION_BYTES))
     return [
         c["log_launch_s"],
         _log_tensor_s(c, device, _log(2.0) + log_width + log_pairs, log_width, fp8),
         _log_exp_s(c, device, log_pairs),
         _log_tiles_s(c, device, log_tiles, log_rows, log_width, fp8),
-        _log_chain_s(c, device, _log(attended_keys(seq_len, window_tokens)), log_width),
-        _log_memory_s(c, device, log_bytes, l2_residency),
-    ]
-
-
-def _decode_log_terms(
-    c,
-    device: Device,
-    batch,
-    context_len,
-    n_heads,
-    n_kv_heads,
-    head_dim,
-    value_head_dim,
-    window_tokens,
-    kv_bytes,
-    l2_residency,
-) -> list[jax.Array]:
-    """log seconds of each of `ATTENTION_REGIMES`; `c` without the prefix of the phase."""
-    log_width = _log_width(head_dim, value_head_dim)
-    fp8 = _fp8_share(kv_bytes)
-    keys = attended_keys(context_len, window_tokens)
-    log_sequences = _log(batch) + _log(n_kv_heads)
-    log_rows = _log(batch) + _log(n_heads)
-    log_group = _log(n_heads) - _log(n_kv_heads)
-    log_tiles = log_sequences + _log_at_least_one(log_group - _log(DECODE_TILE_ROWS))
-    log_pairs = log_tiles + _log(DECODE_TILE_ROWS) + _log(keys)
-    log_kv = log_kv_bytes(batch, keys, n_kv_heads, head_dim, value_head_dim, kv_bytes)
-    log_bytes = jnp.logaddexp(log_kv, log_rows + log_width + _log(ACTIVATION_BYTES))
-    return [
-        c["log_launch_s"],
-        _log_tensor_s(c, device, _log(2.0) + log_width + log_pairs, log_width, fp8),
-        _log_exp_s(c, device, log_pairs),
-        _log_tiles_s(c, device, log_tiles, log_rows, log_width, fp8),
-        _log_chain_s(c, device, _log(keys), log_width),
+        _log_chain_s(c, device, _log(last_keys), log_width),
         _log_memory_s(c, device, log_bytes, l2_residency),
     ]
 
@@ -317,11 +333,8 @@ def attention_log_terms(
         l2_residency: as there.
     """
     c = _phase(coefficients, phase)
-    terms = _LOG_TERMS[phase](c, device, *sizes, l2_residency)
+    terms = _log_terms(phase, c, device, *sizes, l2_residency)
     return terms, jnp.log(_combine(c, terms)[0])
-
-
-_LOG_TERMS = {"prefill": _prefill_log_terms, "decode": _decode_log_terms}
 
 
 def _phase(coefficients: Mapping[str, float], phase: str) -> dict[str, jax.Array]:
@@ -366,7 +379,7 @@ def attention_prefill_time_s(
     """
     c = _phase(coefficients, "prefill")
     sizes = (batch, seq_len, n_heads, n_kv_heads, head_dim, value_head_dim, window_tokens, kv_bytes)
-    return _combine(c, _prefill_log_terms(c, device, *sizes, l2_residency))
+    return _combine(c, _log_terms("prefill", c, device, *sizes, l2_residency))
 
 
 def attention_decode_time_s(
@@ -396,17 +409,8 @@ def attention_decode_time_s(
         time_s [...] and the regime weights [..., 6] in the order of `ATTENTION_REGIMES`, sum 1.
     """
     c = _phase(coefficients, "decode")
-    sizes = (
-        batch,
-        context_len,
-        n_heads,
-        n_kv_heads,
-        head_dim,
-        value_head_dim,
-        window_tokens,
-        kv_bytes,
-    )
-    return _combine(c, _decode_log_terms(c, device, *sizes, l2_residency))
+    cache = (context_len, n_heads, n_kv_heads, head_dim, value_head_dim, window_tokens, kv_bytes)
+    return _combine(c, _log_terms("decode", c, device, batch, *cache, l2_residency))
 
 
 ATTENTION_TIME_S = {"prefill": attention_prefill_time_s, "decode": attention_decode_time_s}
@@ -454,8 +458,7 @@ def fit_attention(
     Raises:
         ValueError: an unknown phase, no rows, arrays of unequal length, times not positive.
     """
-    if phase not in ATTENTION_PHASES:
-        raise ValueError(f"phase must be one of {', '.join(ATTENTION_PHASES)}; got {phase!r}.")
+    check_phase(phase)
     weights = np.ones(len(time_s)) if row_weights is None else row_weights
     shape = [batch, tokens, n_heads, n_kv_heads, head_dim, window_tokens, kv_bytes]
     columns = [np.asarray(a, np.float64) for a in (*shape, time_s, weights)]

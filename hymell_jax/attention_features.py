@@ -15,12 +15,12 @@ import jax.numpy as jnp
 import numpy as np
 
 from hymell_jax.attention import (
-    ATTENTION_PHASES,
     ATTENTION_REGIMES,
     DECODE_TILE_ROWS,
     QUERY_TILE_ROWS,
     attended_keys,
     attention_log_terms,
+    check_phase,
 )
 from hymell_jax.smooth import log2_whole_waves
 from hymell_jax.types import Device
@@ -93,8 +93,7 @@ def attention_features(
     Raises:
         ValueError: an unknown phase.
     """
-    if phase not in ATTENTION_PHASES:
-        raise ValueError(f"phase must be one of {', '.join(ATTENTION_PHASES)}; got {phase!r}.")
+    check_phase(phase)
     terms, log_time = attention_log_terms(
         phase, coefficients, device, batch, tokens, n_heads, n_kv_heads, head_dim,
         value_head_dim, window_tokens, kv_bytes, l2_residency=l2_residency,

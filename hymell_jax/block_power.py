@@ -44,7 +44,7 @@ def block_work(name: str, frame: pd.DataFrame) -> tuple[np.ndarray, ...]:
     """
     sizes = [np.float32(column) for column in block_recipes.block_sizes(name, frame)]
     if name in blocks.ATTENTION_BLOCKS:
-        work = _attention_work(name == "attention_decode", *sizes)
+        work = (*attention.core_work(name.removeprefix("attention_"), *sizes), 0.0, 0.0)
     elif name == "experts":
         work = _expert_work(*sizes)
     elif name in blocks.LINEAR_BLOCKS:
@@ -52,15 +52,6 @@ def block_work(name: str, frame: pd.DataFrame) -> tuple[np.ndarray, ...]:
     else:
         raise ValueError(f"The work of {name!r} is that of its module's parts; ask for those.")
     return tuple(np.broadcast_to(np.asarray(x, np.float32), len(frame)) for x in work)
-
-
-def _attention_work(decode, batch, tokens, heads, kv_heads, width, value_width, window, kv_bytes):
-    keys = attention.attended_keys(tokens, window)
-    pairs = keys if decode else attention.causal_pairs(tokens, window)
-    queries, cached = (1.0, keys) if decode else (tokens, tokens)
-    both = width + value_width
-    read = kv_heads * cached * kv_bytes + heads * queries * attention.ACTIVATION_BYTES
-    return 2.0 * batch * heads * both * pairs, batch * both * read, 0.0, 0.0
 
 
 def _expert_work(
