@@ -18,7 +18,7 @@ import jax
 import numpy as np
 import pandas as pd
 
-from hymell_jax import attention, checkpoint, collectives, data, devices, evaluate, fit, rowwise
+from hymell_jax import attention_fit, checkpoint, collectives, data, devices, evaluate, fit, rowwise
 from hymell_jax.files import write_whole
 from hymell_jax.fit import Progress
 from hymell_jax.types import DTYPES
@@ -266,7 +266,7 @@ def _fit_attention(folder, device, runtime, spec, seed) -> tuple[dict[str, Any],
             here, origin = here[here["runtime"] == newest], f"{near}, {newest}"
         source = devices.get_device(origin.split(",")[0]).device
         kv_bytes = np.where(here["kv_dtype"] == "fp8", 1.0, 2.0)
-        found |= attention.fit_attention(
+        found |= attention_fit.fit_attention(
             phase,
             source,
             *data.columns(here, "batch", tokens, "n_heads", "n_kv_heads", "head_dim"),

@@ -15,11 +15,11 @@ from hymell_jax.attention import (
     attention_decode_time_s,
     attention_prefill_time_s,
     causal_pairs,
-    fit_attention,
     log_attention_flops,
     log_kv_bytes,
 )
 from hymell_jax.attention_features import ATTENTION_FEATURES, attention_features
+from hymell_jax.attention_fit import fit_attention
 from hymell_jax.smooth import soft_ceil
 from hymell_jax.types import device
 

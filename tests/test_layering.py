@@ -11,8 +11,8 @@ PACKAGE = Path(hymell_jax.__file__).parent
 
 ORDER = [  # a module may import those before it, never those after it
     "version", "compile_cache", "files", "types", "smooth", "parameters", "mlp", "robust_fit",
-    "operators", "gemm", "attention", "attention_features", "rowwise", "collectives", "power",
-    "moe", "linear", "latent", "ffn", "blocks",
+    "operators", "gemm", "attention", "attention_fit", "attention_features", "rowwise",
+    "collectives", "power", "moe", "linear", "latent", "ffn", "blocks",
     "analytical", "serving", "system_fit", "model",
     "hf_file", "hf_quantization", "hf_families", "hf", "models", "devices", "engines",
     "arrays", "block_store", "system_store", "summary", "data", "fit", "checkpoint", "evaluate",

@@ -19,7 +19,7 @@ import numpy as np
 import pandas as pd
 
 from hymell_jax import (
-    attention,
+    attention_fit,
     block_recipes,
     blocks,
     checkpoint,
@@ -129,7 +129,7 @@ def _refitted(name, sheet, train, start) -> dict[str, np.float32]:
     """Level-1 coefficients of one phase from rows."""
     phase = name.partition("_")[2]
     sizes = ("batch", "tokens", "n_heads", "n_kv_heads", "head_dim", "window_tokens", "kv_bytes")
-    found = attention.fit_attention(
+    found = attention_fit.fit_attention(
         phase, sheet, *data.columns(train, *sizes, "time_s"), start=start, max_rows=3000
     )
     return {key: np.float32(value) for key, value in found.items()}
