@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import functools
+import importlib.resources
+import json
 from collections.abc import Callable, Iterable
 from typing import Any
 
@@ -10,10 +13,49 @@ import click
 LEVELS = ("1", "2", "3", "best")
 DTYPES = ("bf16", "fp8")
 
+
+@functools.cache
+def device_names() -> tuple[str, ...]:
+    """Names of the shipped devices, read without JAX."""
+    folder = importlib.resources.files("hymell_jax") / "device_data"
+    return tuple(
+        sorted(f.name.removesuffix(".json") for f in folder.iterdir() if f.name.endswith(".json"))
+    )
+
+
+@functools.cache
+def model_names() -> tuple[str, ...]:
+    """Names of the presets, read without JAX."""
+    file = importlib.resources.files("hymell_jax") / "model_data" / "models.json"
+    return tuple(sorted(json.loads(file.read_text(encoding="utf-8"))))
+
+
+def complete(*lists: Callable[[], Iterable[str]]) -> Callable:
+    """Shell completion by the names of these lists, and by files."""
+
+    def found(ctx: Any, param: Any, incomplete: str) -> list[Any]:
+        from click.shell_completion import CompletionItem
+
+        names = (name for names in lists for name in names() if name.startswith(incomplete))
+        return [CompletionItem(name) for name in names] or [CompletionItem(incomplete, type="file")]
+
+    return found
+
+
 json_option = click.option("--json", "as_json", is_flag=True, help="Print JSON, all in SI units.")
+model_argument = click.argument("model", shell_complete=complete(model_names))
+models_argument = click.argument(
+    "words", metavar="MODEL...", nargs=-1, required=True,
+    shell_complete=complete(model_names, device_names),
+)  # fmt: skip
 device_option = click.option(
-    "--device", required=True, help="Exact name (see `hymell devices`) or a JSON file."
-)
+    "--device", required=True, shell_complete=complete(device_names),
+    help="Exact name (see `hymell devices`) or a JSON file.",
+)  # fmt: skip
+devices_option = click.option(
+    "--device", "devices", multiple=True, metavar="D...", shell_complete=complete(device_names),
+    help="Exact name (see `hymell devices`) or a JSON file; several may follow.",
+)  # fmt: skip
 runtime_option = click.option(
     "--runtime", help="Serving engine and version; by default the newest measured."
 )
@@ -78,6 +120,26 @@ def number_ranges(options: Iterable[str]) -> dict[str, tuple[float, float]]:
         if not colon:
             raise ValueError(f"--range takes name=least:greatest; got {text!r}.")
     return found
+
+
+def subjects(words: Iterable[str], given: Iterable[str]) -> tuple[list[str], list[str]]:
+    """(models, devices) of plain words and of the values of --device, each name once.
+
+    A plain word is a device where it is the name of a shipped one, else a model; so
+    `MODEL... --device D...` may be written as it reads.
+
+    Raises:
+        ValueError: no model or no device.
+    """
+    known = set(device_names())
+    plain = [word.strip() for word in words]
+    models = [word for word in plain if word.lower() not in known]
+    devices = [part.strip() for value in given for part in value.split(",") if part.strip()]
+    devices += [word for word in plain if word.lower() in known]
+    for what, found in (("model", models), ("device", devices)):
+        if not found:
+            raise ValueError(f"Give at least one {what}; `hymell {what}s` lists the known ones.")
+    return list(dict.fromkeys(models)), list(dict.fromkeys(devices))
 
 
 _WORK = {"batch": "batch_size", "prompt": "prompt_tokens", "output": "output_tokens"}

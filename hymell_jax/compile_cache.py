@@ -19,7 +19,7 @@ from pathlib import Path
 
 VARIABLE = "HYMELL_COMPILE_CACHE"
 LEAST_COMPILE_S = "0.2"
-ONE_ANSWER = ("predict", "compare")
+ONE_ANSWER = ("predict", "compare", "report")
 """Commands that run a compiled program once."""
 
 QUICK_OPTIONS = {

@@ -352,12 +352,16 @@ def predict_best(model: CostModel, arch: Architecture, work: Workload) -> tuple[
         ValueError: as `predict`.
     """
     prediction = predict(model, arch, work)
-    distances = np.asarray(prediction.domain_distances)[: model.level]
-    covered = [n + 1 for n, distance in enumerate(distances) if distance <= LARGEST_DISTANCE]
-    level = max(covered, default=1)
+    level = covering_level(np.asarray(prediction.domain_distances)[: model.level])
     if level < model.level:
         prediction = predict(model.at_level(level), arch, work)
     return level, prediction
+
+
+def covering_level(domain_distances: np.ndarray) -> int:
+    """The highest level whose distance [n_levels] is at most ln 2; 1 where none is."""
+    covered = np.flatnonzero(np.asarray(domain_distances) <= LARGEST_DISTANCE)
+    return int(covered[-1]) + 1 if len(covered) else 1
 
 
 def predict_batch(model: CostModel, archs: Architecture, works: Workload) -> Prediction:

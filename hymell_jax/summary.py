@@ -32,7 +32,7 @@ def _number(leaf: Any) -> float:
     return value
 
 
-def _parts(phase: Phase) -> dict[str, dict[str, Any]]:
+def parts_of(phase: Phase) -> dict[str, dict[str, Any]]:
     """Every part that takes time: seconds, joules, share, FLOPs, bytes, regimes and bounds."""
     costs = {
         name: np.asarray(getattr(phase.parts, name), np.float64)
@@ -199,6 +199,17 @@ def summarise(
     level, prediction = answer(model, hf, work, level)
     if check_memory:
         check_fits(prediction, model, hf.name)
+    return describe(model, hf, work, level, prediction)
+
+
+def describe(
+    model: CostModel, hf: HFModel, work: Workload, level: int, prediction: Prediction
+) -> dict[str, Any]:
+    """A prediction of one workload, leaves of shape (), as `summarise` lays it out.
+
+    Raises:
+        ValueError: the numbers leave float32.
+    """
     total, active = parameters.exact_parameters(hf.architecture)
     cache = parameters.kv_cache_elements_per_token(hf.architecture)
     provenance = dict(model.card.provenance)
@@ -253,7 +264,7 @@ def summarise(
             "energy_per_token_j": _number(prediction.steady_energy_per_token_j),
         },
         "interval": _intervals(prediction),
-        "parts": {"prefill": _parts(prediction.prefill), "decode": _parts(prediction.decode)},
+        "parts": {"prefill": parts_of(prediction.prefill), "decode": parts_of(prediction.decode)},
         "in_domain": bool(prediction.in_domain),
         "domain_distance": _number(prediction.domain_distance),
         "domain_distances": [

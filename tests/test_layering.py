@@ -20,6 +20,8 @@ ORDER = [  # a module may import those before it, never those after it
     "systems", "system_rows", "system_recipes", "baseline_fits",
     "quantities", "space", "lagrangian", "refinement", "optimise", "pareto", "sensitivity",
     "sharded", "designs", "sweep", "frames",
+    "report_card", "report", "report_labels", "report_style", "report_curves",
+    "report_pair_plots", "report_plots", "report_svg", "report_html", "report_page",
 ]  # fmt: skip
 TOP = {"__init__", *(path.stem for path in PACKAGE.glob("cli*.py"))}
 PANDAS = {

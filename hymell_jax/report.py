@@ -1,0 +1,305 @@
+"""What a report says, as plain numbers: models on devices over batch, prompt and context.
+
+All workloads of a pair of model and device go through `predict_batch` in one call of one size, so
+that a program is compiled once for each combination of optional blocks and level. Numbers are SI
+and JSON-ready; `report_plots` draws them, `report_page` lays them out.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any
+
+import jax
+import numpy as np
+
+from hymell_jax import checkpoint, devices, models, report_card, sensitivity, summary
+from hymell_jax import model as cost_model
+from hymell_jax.analytical import BOUNDS
+from hymell_jax.gemm import peak_rate
+from hymell_jax.hf import HFModel
+from hymell_jax.model import CostModel, Prediction
+from hymell_jax.pareto import non_dominated
+from hymell_jax.types import Workload, workload
+from hymell_jax.version import __version__
+
+Progress = Callable[[str, int, int], None]
+
+BATCHES = tuple(2.0**i for i in range(10))
+PROMPTS = tuple(2.0**i for i in range(7, 17))
+CONTEXTS = tuple(2.0**i for i in range(7, 18))
+MAP_TOKENS = tuple(2.0**i for i in range(8, 16))
+LARGEST_PAIRS = 24
+HELD_BY = (*BOUNDS, "engine")
+"""What may hold a pass up: bounds of its kernels, and what a serving engine adds around them."""
+
+
+@dataclasses.dataclass(frozen=True)
+class _Grid:
+    """Workloads [n] of one pair: the asked one, then the curves and the map, by position."""
+
+    works: Workload
+    batch: slice
+    prompt: slice
+    context: slice
+    map: slice
+
+
+def report(
+    model_names: Iterable[Any],
+    device_names: Iterable[Any],
+    *,
+    batch_size: float = 8,
+    prompt_tokens: float = 1024,
+    output_tokens: float = 256,
+    tensor_parallel: float = 1,
+    dtype: str | None = None,
+    level: str | int = "best",
+    progress: Progress | None = None,
+) -> dict[str, Any]:
+    """Everything that a page about models on devices shows.
+
+    Args:
+        model_names: presets, configurations, or `HFModel`s.
+        device_names: what `devices.get_device` takes.
+        batch_size, prompt_tokens, output_tokens, tensor_parallel: of the workload that the curves
+            go through.
+        dtype: "bf16" or "fp8"; by default each model's own.
+        level: 1, 2, 3 or "best", as in `summary.summarise`.
+        progress: called with ("predictions", pairs done, all pairs).
+
+    Returns:
+        `models`, `devices`, `workload`, `pairs` (one entry each, see `_pair`), `fronts` by model,
+        and `left_out`: pairs that cannot be asked, and why.
+
+    Raises:
+        ValueError: unknown names, a name given twice, more than `LARGEST_PAIRS` pairs, or no pair
+            that can be asked.
+    """
+    hfs = [m if isinstance(m, HFModel) else models.resolve_model(m) for m in model_names]
+    specs = [devices.get_device(name) for name in device_names]
+    _check_names([hf.name for hf in hfs], [spec.name for spec in specs])
+    asked = dict(
+        batch_size=batch_size,
+        prompt_tokens=prompt_tokens,
+        output_tokens=output_tokens,
+        tensor_parallel=tensor_parallel,
+    )
+    pairs, left_out, total = [], [], len(hfs) * len(specs)
+    for hf in hfs:
+        for spec in specs:
+            try:
+                pairs.append(_pair(hf, spec, asked, dtype, level))
+            except ValueError as error:
+                if total == 1:
+                    raise
+                left_out.append({"model": hf.name, "device": spec.name, "reason": str(error)})
+            if progress is not None:
+                progress("predictions", len(pairs) + len(left_out), total)
+    if not pairs:
+        raise ValueError(f"None of the pairs can be predicted: {left_out[0]['reason']}")
+    kept = [name for name in (hf.name for hf in hfs) if any(p["model"] == name for p in pairs)]
+    return {
+        "version": __version__,
+        "models": kept,
+        "devices": [s.name for s in specs if any(p["device"] == s.name for p in pairs)],
+        "workload": {name: float(value) for name, value in asked.items()},
+        "pairs": pairs,
+        "fronts": {name: _front([p for p in pairs if p["model"] == name]) for name in kept},
+        "left_out": left_out,
+    }
+
+
+def _check_names(hfs: Sequence[str], specs: Sequence[str]) -> None:
+    if not hfs or not specs:
+        raise ValueError("A report needs at least one model and one device.")
+    for what, names in (("model", hfs), ("device", specs)):
+        twice = sorted({name for name in names if names.count(name) > 1})
+        if twice:
+            raise ValueError(f"The {what} {twice[0]} is given twice.")
+    if len(hfs) * len(specs) > LARGEST_PAIRS:
+        raise ValueError(
+            f"A report holds at most {LARGEST_PAIRS} pairs of model and device; got {len(hfs)} "
+            f"models on {len(specs)} devices. Write several reports."
+        )
+
+
+def _pair(
+    hf: HFModel, spec: devices.DeviceSpec, asked: Mapping[str, float], dtype, level
+) -> dict[str, Any]:
+    """One model on one device: answer, curves, map, roofline, elasticities, card."""
+    chosen = dtype or hf.dtype
+    source = spec.name if spec.name in devices.device_names() else spec
+    fitted = checkpoint.load(source, dtype=chosen)
+    grid = _grid(asked, chosen)
+    work = jax.tree.map(lambda leaf: leaf[0], grid.works)
+    summary.check_parallel(hf, work)
+    level, rows = _predictions(fitted, hf, grid.works, level)
+    first = jax.tree.map(lambda leaf: leaf[0], rows)
+    asked_model = fitted.at_level(level)
+    answer = summary.describe(fitted, hf, work, level, first)
+    return {
+        "model": hf.name,
+        "device": spec.name,
+        "answer": answer,
+        "curves": {
+            "batch": _curve(rows, grid.works, grid.batch, "batch_size"),
+            "prompt": _curve(rows, grid.works, grid.prompt, "prompt_tokens"),
+            "context": _curve(rows, grid.works, grid.context, "context_start_tokens"),
+        },
+        "map": _map(rows, grid.map),
+        "roofline": _roofline(asked_model, work, first),
+        "elasticities": _elasticities(asked_model, hf, work),
+        "card": report_card.card_of(fitted, level),
+    }
+
+
+def _elasticities(model: CostModel, hf: HFModel, work: Workload) -> dict[str, dict[str, float]]:
+    """Of every size; one GPU is no size that could grow a little, so it is left out."""
+    found = sensitivity.elasticities(model, hf.architecture, work)
+    if float(work.tensor_parallel) == 1:
+        found.pop("tensor_parallel")
+    return found
+
+
+def _grid(asked: Mapping[str, float], dtype: str) -> _Grid:
+    works, places = [workload(**asked, dtype=dtype)], {}
+
+    def add(name: str, more: list[Workload]) -> None:
+        places[name] = slice(len(works), len(works) + len(more))
+        works.extend(more)
+
+    def at(**changed: float) -> Workload:
+        return workload(**{**asked, **changed}, dtype=dtype)
+
+    add("batch", [at(batch_size=b) for b in BATCHES])
+    add("prompt", [at(prompt_tokens=p) for p in PROMPTS])
+    # a step at one context, whatever the prompt: prompt and output only set what is reserved
+    add("context", [at(prompt_tokens=c, output_tokens=1, context_tokens=c) for c in CONTEXTS])
+    add("map", [at(batch_size=b, prompt_tokens=p) for p in MAP_TOKENS for b in BATCHES])
+    return _Grid(jax.tree.map(lambda *leaves: np.stack(leaves), *works), **places)
+
+
+def _predictions(model: CostModel, hf: HFModel, works: Workload, level) -> tuple[int, Prediction]:
+    """(level, its predictions of all rows as NumPy); "best" is chosen by the first row."""
+    asked = model if level == "best" else model.at_level(int(level))
+    rows = cost_model.predict_batch(asked, hf.architecture, works)
+    found = asked.level
+    if level == "best":
+        found = cost_model.covering_level(np.asarray(rows.domain_distances)[0, : model.level])
+        if found < model.level:
+            rows = cost_model.predict_batch(model.at_level(found), hf.architecture, works)
+    return found, jax.tree.map(np.asarray, rows)
+
+
+def _floats(values: Any) -> list[float]:
+    found = np.asarray(values, np.float64)
+    if not np.isfinite(found).all():
+        raise ValueError("The prediction is not finite: the sizes are beyond float32. Reduce them.")
+    return found.tolist()
+
+
+def _band(centre: np.ndarray, log_half_width: np.ndarray) -> dict[str, Any]:
+    """A quantity over a curve, and its interval where a level with intervals answered."""
+    band = {"value": _floats(centre), "low": None, "high": None}
+    if (log_half_width > 0).all():
+        factor = np.exp(np.asarray(log_half_width, np.float64))
+        band |= {"low": _floats(centre / factor), "high": _floats(centre * factor)}
+    return band
+
+
+def _curve(rows: Prediction, works: Workload, part: slice, size: str) -> dict[str, Any]:
+    """Quantities along one size, with where they fit and where they extrapolate."""
+    r, w = (jax.tree.map(lambda leaf: leaf[part], tree) for tree in (rows, works))
+    widths = {"prefill": r.prefill.log_half_widths, "decode": r.decode.log_half_widths}
+    per_token = r.total_energy_j / (w.batch_size * w.output_tokens)
+    return {
+        "size": size,
+        "at": _floats(getattr(w, size)),
+        "prefill_time_s": _band(r.prefill.time_s, widths["prefill"][:, 0]),
+        "prefill_energy_j": _band(r.prefill.energy_j, widths["prefill"][:, 1]),
+        "time_per_token_s": _band(r.decode.time_s, widths["decode"][:, 0]),
+        "energy_per_token_j": _band(r.decode_energy_per_token_j, widths["decode"][:, 1]),
+        "request_energy_per_token_j": _floats(per_token),
+        "output_tokens_per_s": _floats(r.output_tokens_per_s),
+        "fits": r.memory.fits.tolist(),
+        "in_domain": np.asarray(r.in_domain).tolist(),
+        "domain_distance": _floats(r.domain_distance),
+    }
+
+
+def _held_by(phase: Any) -> np.ndarray:
+    """Seconds of `HELD_BY` of passes, [n, n_held_by]."""
+    kernels = np.einsum("np,npb->nb", phase.parts.time_s, phase.parts.bounds)
+    engine = np.maximum(phase.time_s - kernels.sum(1), 0.0)
+    return np.concatenate([kernels, engine[:, None]], 1)
+
+
+def _map(rows: Prediction, part: slice) -> dict[str, Any]:
+    """What takes most of a pass's time over batch and tokens; lists [tokens][batches]."""
+    r = jax.tree.map(lambda leaf: leaf[part], rows)
+    shape = (len(MAP_TOKENS), len(BATCHES))
+    found = {
+        "batch_sizes": list(BATCHES),
+        "tokens": list(MAP_TOKENS),
+        "fits": r.memory.fits.reshape(shape).tolist(),
+        "in_domain": np.asarray(r.in_domain).reshape(shape).tolist(),
+    }
+    for name in ("prefill", "decode"):
+        held = _held_by(getattr(r, name))
+        most = held.argmax(1)
+        share = held.max(1) / held.sum(1)
+        found[name] = {
+            "held_by": np.array(HELD_BY)[most].reshape(shape).tolist(),
+            "share": share.astype(np.float64).reshape(shape).tolist(),
+        }
+    return found
+
+
+def _roofline(model: CostModel, work: Workload, prediction: Prediction) -> dict[str, Any]:
+    """Roofs of one GPU and where its operators stand under them."""
+    device = jax.tree.map(np.asarray, model.device)
+    peak = float(np.asarray(peak_rate(model.device, work.weight_bytes)))
+    found: dict[str, Any] = {
+        "peak_flops_per_s": peak,
+        "memory_bytes_per_s": float(device.memory_bytes_per_s),
+        "ridge_flops_per_byte": peak / float(device.memory_bytes_per_s),
+    }
+    for name in ("prefill", "decode"):
+        parts = summary.parts_of(getattr(prediction, name))
+        found[name] = {
+            part: {
+                "flops_per_byte": p["flops"] / p["memory_bytes"],
+                "flops_per_s": p["flops"] / p["time_s"],
+                "share": p["share"],
+            }
+            for part, p in parts.items()
+            if p["flops"] > 0 and p["memory_bytes"] > 0
+        }
+    return found
+
+
+def _front(pairs: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+    """Devices and batch sizes by time and energy of a token; `best` beats all others in one."""
+    points = []
+    for p in pairs:
+        curve = p["curves"]["batch"]
+        columns = (
+            curve["at"], curve["time_per_token_s"]["value"], curve["request_energy_per_token_j"],
+            curve["output_tokens_per_s"], curve["fits"],
+        )  # fmt: skip
+        for batch, time_s, energy_j, rate, fits in zip(*columns, strict=True):
+            if fits:
+                points.append(
+                    {
+                        "device": p["device"],
+                        "batch_size": batch,
+                        "time_per_token_s": time_s,
+                        "energy_per_token_j": energy_j,
+                        "output_tokens_per_s": rate,
+                    }
+                )
+    costs = [[p["time_per_token_s"], p["energy_per_token_j"]] for p in points]
+    best = non_dominated(np.array(costs).reshape(-1, 2)) if points else []
+    return {"points": points, "best": [points[i] for i in best]}
