@@ -10,7 +10,15 @@ from typing import Any
 
 import click
 
-from hymell_jax import cli_data, cli_predict, cli_rank, cli_report, cli_search, compile_cache
+from hymell_jax import (
+    cli_data,
+    cli_predict,
+    cli_profile,
+    cli_rank,
+    cli_report,
+    cli_search,
+    compile_cache,
+)
 from hymell_jax.version import __version__
 
 
@@ -39,7 +47,7 @@ def main() -> None:
     """Latency, energy and memory of LLM inference, from a model's configuration and a GPU."""
 
 
-for _room in (cli_predict, cli_report, cli_search, cli_rank, cli_data):
+for _room in (cli_predict, cli_report, cli_search, cli_rank, cli_data, cli_profile):
     for _command in _room.COMMANDS:
         main.add_command(_command)
 

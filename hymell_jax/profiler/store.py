@@ -243,6 +243,15 @@ def write_tables(folder: Path, records: Iterable[Record]) -> dict[str, int]:
 _ARROW = {"double": "float64", "bool": "bool_"}
 
 
+def check_arrow() -> None:
+    """Before anything is measured: can tables be written?
+
+    Raises:
+        ValueError: pyarrow is missing.
+    """
+    _arrow()
+
+
 def _arrow() -> Any:
     try:
         import pyarrow
