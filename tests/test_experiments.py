@@ -10,9 +10,47 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from hymell_jax import checkpoint, importers
+from hymell_jax import checkpoint, experiment, importers
 
 EXPERIMENTS = Path(__file__).parent.parent / "experiments"
+
+
+def test_tables_show_nothing_as_a_dash():
+    rows = experiment.values([{"a": 1, "b": 2.345}, {"b": float("nan")}], ("a", "b"))
+    assert experiment.markdown(("a", "b"), rows, digits=2) == [
+        "| a | b |", "|---|---|", "| 1 | 2.35 |", "| - | - |",
+    ]  # fmt: skip
+    assert experiment.aligned(("a", "name"), [[1, 2.345]]) == ["a  name ", "1  2.345"]
+
+
+def test_results_are_written_whole_and_finite(tmp_path):
+    experiment.write_results(tmp_path / "new", {"x": np.float32(0.5)}, ["# Title", ""])
+    assert json.loads((tmp_path / "new" / "results.json").read_text()) == {"x": 0.5}
+    assert (tmp_path / "new" / "README.md").read_text() == "# Title\n"
+    with pytest.raises(ValueError):
+        experiment.write_results(tmp_path / "new", {"x": float("nan")})
+    assert json.loads((tmp_path / "new" / "results.json").read_text()) == {"x": 0.5}
+
+
+def test_a_figure_has_as_many_panels_as_asked_for(tmp_path):
+    with experiment.figure(tmp_path / "a.png", (2, 1.5), 4, 3) as (figure, axes):
+        assert len(axes) == len(figure.axes) == 4
+        assert tuple(figure.get_size_inches()) == (6, 3)
+    assert (tmp_path / "a.png").read_bytes().startswith(b"\x89PNG")
+
+
+def test_the_command_of_an_experiment(tmp_path, monkeypatch):
+    (tmp_path / "config.json").write_text('{"rows": 3}')
+    monkeypatch.setattr("sys.argv", ["run.py", "--data", str(tmp_path), "--seeds", "2"])
+    given = experiment.command(
+        "Help.\nMore.", tmp_path, reads_data=True, seeds=dict(type=int, default=1)
+    )
+    assert (given.config, given.out, given.seeds) == ({"rows": 3}, tmp_path, 2)
+    assert given.data == tmp_path
+    monkeypatch.setattr("sys.argv", ["run.py"])
+    monkeypatch.delenv("HYMELL_DATA", raising=False)
+    with pytest.raises(ValueError, match="--data"):
+        experiment.command("Help.", tmp_path, reads_data=True)
 
 
 def test_operator_accuracy_prints_its_table_and_writes_results_and_plots(tmp_path, capsys):

@@ -19,7 +19,7 @@ ORDER = [  # a module may import those before it, never those after it
     "block_recipes", "block_power", "block_evaluate", "recipes", "comparison", "ranking",
     "systems", "system_rows", "system_recipes", "baseline_fits",
     "quantities", "space", "lagrangian", "refinement", "optimise", "pareto", "sensitivity",
-    "sharded", "designs", "sweep", "frames",
+    "sharded", "designs", "sweep", "frames", "experiment",
     "report_card", "report", "report_labels", "report_style", "report_curves",
     "report_pair_plots", "report_plots", "report_svg", "report_html", "report_page",
 ]  # fmt: skip

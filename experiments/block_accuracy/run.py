@@ -8,7 +8,6 @@ same rows. Prints the tables and writes results.json, README.md and a plot besid
 
 from __future__ import annotations
 
-import argparse
 import dataclasses
 import json
 from pathlib import Path
@@ -25,9 +24,9 @@ from hymell_jax import (
     checkpoint,
     data,
     evaluate,
+    experiment,
     ffn,
 )
-from hymell_jax.files import write_whole
 
 HERE = Path(__file__).parent
 KEYS = ("table", "device", "runtime", "dtype", "regime", "target", "n")
@@ -177,29 +176,16 @@ def network_rows(config, folder: Path) -> list[dict[str, Any]]:
 
 def show(rows: list[dict[str, Any]], keys: tuple[str, ...]) -> None:
     """Print a table."""
-    cells = [keys, *(["-" if row[k] is None else str(row[k]) for k in keys] for row in rows)]
-    widths = [max(len(line[i]) for line in cells) for i in range(len(keys))]
-    for line in cells:
-        print("  ".join(text.ljust(width) for text, width in zip(line, widths, strict=True)))
-    print()
+    print("\n".join(experiment.aligned(keys, experiment.values(rows, keys))) + "\n")
 
 
 def markdown(rows: list[dict[str, Any]], keys: tuple[str, ...]) -> list[str]:
     """Lines of a table; numbers with two digits."""
-
-    def cell(value: Any) -> str:
-        return "-" if value is None else f"{value:.2f}" if isinstance(value, float) else str(value)
-
-    lines = ["| " + " | ".join(keys) + " |", "|" + "---|" * len(keys)]
-    return lines + ["| " + " | ".join(cell(row[key]) for key in keys) + " |" for row in rows]
+    return experiment.markdown(keys, experiment.values(rows, keys), digits=2)
 
 
 def plot(rows: list[dict[str, Any]], out_dir: Path) -> None:
     """Bars of the time error of each table by device and runtime, bf16."""
-    import matplotlib
-
-    matplotlib.use("Agg")
-    import matplotlib.pyplot as plt
 
     def shown(row):
         whole = block_evaluate.REFERENCE_REGIMES.get(row["table"], "all")
@@ -209,30 +195,31 @@ def plot(rows: list[dict[str, Any]], out_dir: Path) -> None:
     tables = list(dict.fromkeys(row["table"] for row in chosen))
     if not tables:
         return
-    figure, axes = plt.subplots(
-        1, len(tables), figsize=(4 * len(tables), 3.6), squeeze=False, layout="constrained"
-    )
-    for axis, table in zip(axes[0], tables, strict=True):
-        here = [row for row in chosen if row["table"] == table]
-        for shift, key in enumerate(("level1_mape", "mape", "black_box_mape")):
-            heights = [row[key] or 0.0 for row in here]
-            label = {"level1_mape": "level 1", "mape": "level 2"}.get(key, "black box")
-            axis.bar([i + 0.27 * (shift - 1) for i in range(len(here))], heights, 0.27, label=label)
-        if here[0]["paper_mape"]:
-            axis.axhline(here[0]["paper_mape"], color="black", linewidth=1, label="paper")
-        names = [f"{row['device'].partition('-')[0]} {row['runtime'][5:]}" for row in here]
-        axis.set_xticks(range(len(here)), names, rotation=35, ha="right", fontsize=7)
-        axis.set_title(table, fontsize=9)
-        axis.set_ylim(0, 30)
-    axes[0, 0].set_ylabel("time MAPE, %", fontsize=8)
-    axes[0, 0].legend(fontsize=7)
-    figure.suptitle("Blocks on shapes never fitted")
-    figure.savefig(out_dir / "block_time.png", dpi=90)
-    plt.close(figure)
+    count = len(tables)
+    with experiment.figure(out_dir / "block_time.png", (4, 3.6), count, count) as (figure, axes):
+        for axis, table in zip(axes, tables, strict=True):
+            _bars(axis, table, [row for row in chosen if row["table"] == table])
+        axes[0].set_ylabel("time MAPE, %", fontsize=8)
+        axes[0].legend(fontsize=7)
+        figure.suptitle("Blocks on shapes never fitted")
 
 
-def write_readme(found: dict[str, list], split: str, out_dir: Path) -> None:
-    """README.md with the rows of the results, so that it cannot differ from them."""
+def _bars(axis, table: str, here: list[dict[str, Any]]) -> None:
+    """Errors of one table: both levels and the black box."""
+    for shift, key in enumerate(("level1_mape", "mape", "black_box_mape")):
+        heights = [row[key] or 0.0 for row in here]
+        label = {"level1_mape": "level 1", "mape": "level 2"}.get(key, "black box")
+        axis.bar([i + 0.27 * (shift - 1) for i in range(len(here))], heights, 0.27, label=label)
+    if here[0]["paper_mape"]:
+        axis.axhline(here[0]["paper_mape"], color="black", linewidth=1, label="paper")
+    names = [f"{row['device'].partition('-')[0]} {row['runtime'][5:]}" for row in here]
+    axis.set_xticks(range(len(here)), names, rotation=35, ha="right", fontsize=7)
+    axis.set_title(table, fontsize=9)
+    axis.set_ylim(0, 30)
+
+
+def readme(found: dict[str, list], split: str) -> list[str]:
+    """Lines of README.md with the rows of the results, so that it cannot differ from them."""
     steps = [
         f"{row['block']} {row['settings']['steps']} steps of {row['settings']['batch']} rows at "
         f"{row['settings']['learning_rate']:g}"
@@ -290,7 +277,7 @@ def write_readme(found: dict[str, list], split: str, out_dir: Path) -> None:
             *markdown(found["published_network"], NETWORK_KEYS),
             "",
         ]
-    write_whole(out_dir / "README.md", "\n".join(lines))
+    return lines
 
 
 PARTS = ("errors", "power", "published_network")
@@ -324,9 +311,7 @@ def main(
     if "published_network" in parts:
         found["published_network"] = network_rows(config, folder)
         show(found["published_network"], NETWORK_KEYS)
-    out_dir.mkdir(parents=True, exist_ok=True)
-    write_whole(held, json.dumps(found, indent=0, allow_nan=False) + "\n")
-    write_readme(found, config["split"], out_dir)
+    experiment.write_results(out_dir, found, readme(found, config["split"]))
     plot(found["errors"], out_dir)
     return found
 
@@ -353,21 +338,15 @@ def device_of(case: Any) -> str:
 
 
 if __name__ == "__main__":
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--data", help="folder of measured tables; default $HYMELL_DATA")
-    parser.add_argument("--devices", nargs="*", help="exact names; by default all with a fit")
-    parser.add_argument("--reference", help="CSV with the errors of a black box on the same rows")
-    parser.add_argument("--checkpoints", help="folder of checkpoints; by default those shipped")
-    parser.add_argument("--parts", nargs="*", choices=PARTS, default=PARTS)
-    parser.add_argument("--out", type=Path, default=HERE)
-    arguments = parser.parse_args()
-    settings = json.loads((HERE / "config.json").read_text())
-    settings["devices"] = arguments.devices or settings["devices"]
-    settings["checkpoints"] = arguments.checkpoints or settings["checkpoints"]
-    main(
-        settings,
-        data.data_folder(arguments.data),
-        arguments.out,
-        arguments.reference,
-        tuple(arguments.parts),
+    given = experiment.command(
+        __doc__,
+        HERE,
+        reads_data=True,
+        devices=dict(nargs="*", help="exact names; by default all with a fit"),
+        reference=dict(help="CSV with the errors of a black box on the same rows"),
+        checkpoints=dict(help="folder of checkpoints; by default those shipped"),
+        parts=dict(nargs="*", choices=PARTS, default=PARTS),
     )
+    for name in ("devices", "checkpoints"):
+        given.config[name] = getattr(given, name) or given.config[name]
+    main(given.config, given.data, given.out, given.reference, tuple(given.parts))

@@ -7,22 +7,22 @@ an H100 NVL: 64 heads cost least energy, then 32; 16 and 128 are close; very man
 
 from __future__ import annotations
 
-import argparse
-import json
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 import hymell_jax as hj
+from hymell_jax import experiment
 from hymell_jax.analytical import BOUNDS
-from hymell_jax.files import write_whole
 from hymell_jax.gemm import REGIMES
 from hymell_jax.operators import PARTS
 
 HERE = Path(__file__).parent
 LAYER = ("qkv_projection", "out_projection", "rope", "kv_write", "attention")
 PUBLISHED_ORDER = (64, 32, 16, 128)
+HEADINGS = ("device", "heads", "head_dim", "energy mJ", "above least %", "rank", "published",
+            "core bound")  # fmt: skip
 
 
 def layer_costs(device: str, heads: int, config: dict[str, Any]) -> dict[str, Any]:
@@ -63,39 +63,31 @@ def main(config: dict[str, Any], out: Path) -> list[dict[str, Any]]:
         for rank, row in enumerate(sorted(found, key=lambda r: r["energy_j"]), 1):
             row |= {"rank": rank, "over_least": row["energy_j"] / least - 1.0}
         rows += found
-    print(
-        "| device | heads | head_dim | energy mJ | above least % | rank | published | core bound |"
-    )
-    print("|" + "---|" * 8)
+    cells = []
     for r in rows:
         place = PUBLISHED_ORDER.index(r["heads"]) + 1 if r["heads"] in PUBLISHED_ORDER else "-"
-        print(
-            f"| {r['device']} | {r['heads']} | {r['head_dim']:g} | {r['energy_j'] * 1e3:.3f} | "
-            f"{100 * r['over_least']:.1f} | {r['rank']} | {place} | {r['core_bound']} |"
-        )
-    out.mkdir(parents=True, exist_ok=True)
-    write_whole(out / "results.json", json.dumps(rows, indent=1) + "\n")
+        cells.append(
+            [r["device"], r["heads"], f"{r['head_dim']:g}", f"{r['energy_j'] * 1e3:.3f}",
+             f"{100 * r['over_least']:.1f}", r["rank"], place, r["core_bound"]]
+        )  # fmt: skip
+    print("\n".join(experiment.markdown(HEADINGS, cells)))
+    experiment.write_results(out, rows, indent=1)
     plot(rows, out / "energy_against_heads.png")
     return rows
 
 
 def plot(rows: list[dict[str, Any]], path: Path) -> None:
     """Energy of the layer against heads, a line for each device."""
-    from matplotlib.figure import Figure
-
-    figure = Figure(figsize=(6, 4), layout="constrained")
-    axes = figure.add_subplot()
-    for device in dict.fromkeys(r["device"] for r in rows):
-        own = [r for r in rows if r["device"] == device]
-        axes.plot([r["heads"] for r in own], [r["energy_j"] * 1e3 for r in own], "o-", label=device)
-    axes.set(xscale="log", yscale="log", xlabel="heads = KV heads", ylabel="energy [mJ]")
-    axes.set_xticks([r["heads"] for r in rows], [str(r["heads"]) for r in rows], minor=False)
-    axes.legend()
-    figure.savefig(path, dpi=120)
+    with experiment.figure(path, (6, 4), dpi=120) as (_, (axes,)):
+        for device in dict.fromkeys(r["device"] for r in rows):
+            own = [r for r in rows if r["device"] == device]
+            energy_mj = [r["energy_j"] * 1e3 for r in own]
+            axes.plot([r["heads"] for r in own], energy_mj, "o-", label=device)
+        axes.set(xscale="log", yscale="log", xlabel="heads = KV heads", ylabel="energy [mJ]")
+        axes.set_xticks([r["heads"] for r in rows], [str(r["heads"]) for r in rows], minor=False)
+        axes.legend()
 
 
 if __name__ == "__main__":
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--out", type=Path, default=HERE)
-    options = parser.parse_args()
-    main(json.loads((HERE / "config.json").read_text()), options.out)
+    given = experiment.command(__doc__, HERE)
+    main(given.config, given.out)

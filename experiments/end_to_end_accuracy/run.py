@@ -7,18 +7,14 @@ and writes results.json, README.md and plots beside itself.
 
 from __future__ import annotations
 
-import argparse
 import dataclasses
-import json
-import time
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pandas as pd
 
-from hymell_jax import data, devices, system_recipes, system_rows, systems
-from hymell_jax.files import write_whole
+from hymell_jax import devices, experiment, system_recipes, system_rows, systems
 
 HERE = Path(__file__).parent
 FORMS = ("level 1", "levels 1+2", "physics", "level 3", "black box")
@@ -155,12 +151,12 @@ def predictions(config: dict[str, Any], folder: Path) -> tuple[dict[str, pd.Data
     def bare(device, engine, dtype):
         return dataclasses.replace(full(device, engine, dtype), blocks={})
 
-    costs = system_rows.block_costs(rows, full, _report)
-    level1 = system_rows.block_costs(rows, bare, _report)
+    costs = system_rows.block_costs(rows, full, experiment.report)
+    level1 = system_rows.block_costs(rows, bare, experiment.report)
     engines = sorted(rows["engine"].unique())
     problems = [system_rows.problem(e, rows, costs) for e in engines]
     lower = [system_rows.problem(e, rows, level1) for e in engines]
-    fitted = system_recipes.fit_folds(problems, config["seeds"], _report)
+    fitted = system_recipes.fit_folds(problems, config["seeds"], experiment.report)
     forms = {
         "level 1": system_recipes.predict_bare(fitted, lower),
         "levels 1+2": system_recipes.predict_bare(fitted),
@@ -171,30 +167,16 @@ def predictions(config: dict[str, Any], folder: Path) -> tuple[dict[str, pd.Data
     return forms, unmapped
 
 
-_last = [0.0]
+def _table(rows: list[dict[str, Any]], *keys: str) -> list[str]:
+    return experiment.markdown(keys, experiment.values(rows, keys), digits=1)
 
 
-def _report(what: str, done: int, total: int) -> None:
-    if time.monotonic() - _last[0] > 30.0 or done == total:
-        _last[0] = time.monotonic()
-        print(f"{what}: {done} of {total}", flush=True)
-
-
-def _markdown(rows: list[dict[str, Any]], columns: list[str]) -> list[str]:
-    def text(value: Any) -> str:
-        if value is None or value != value:
-            return "-"
-        return f"{value:.1f}" if isinstance(value, float) else str(value)
-
-    lines = ["| " + " | ".join(columns) + " |", "|" + "---|" * len(columns)]
-    return lines + ["| " + " | ".join(text(r.get(c)) for c in columns) + " |" for r in rows]
-
-
-def write_readme(results: dict[str, Any], out_dir: Path) -> None:
-    """README.md, from the results alone, so that it cannot differ from them."""
+def readme(results: dict[str, Any]) -> list[str]:
+    """Lines of README.md, from the results alone, so that it cannot differ from them."""
     six = ["device", "phase", "kind", "target", "n", "models", *FORMS, "paper"]
+    inside = ["device", "target", "width", "n", "groups", "coverage", "half_width"]
     seven = ["device", "prompt_and_output", "n", *FORMS]
-    lines = [
+    return [
         "# How far off is level 3 on whole models that it never saw?",
         "",
         "Counterparts of tables 6 and 7 of HYMELL (arXiv 2608.06723), on public measurements of",
@@ -211,7 +193,7 @@ def write_readme(results: dict[str, Any], out_dir: Path) -> None:
         "HYMELL reports on its own H100 NVL for architectures held out of its training (mean",
         f"{PAPER_MEAN[0]} % time, {PAPER_MEAN[1]} % energy). A whole run is prefill and all steps.",
         "",
-        *_markdown(results["by_device"], six),
+        *_table(results["by_device"], *six),
         "",
         "Rows of 8 and 4 bits, and errors by table and engine, are in `results.json`.",
         "",
@@ -220,14 +202,11 @@ def write_readme(results: dict[str, Any], out_dir: Path) -> None:
         "Share of rows inside the 90 % intervals, whose quantiles never saw their architecture,",
         "and the median half width, both in percent.",
         "",
-        *_markdown(
-            results["coverage"],
-            ["device", "target", "width", "n", "groups", "coverage", "half_width"],
-        ),
+        *_table(results["coverage"], *inside),
         "",
         "## LLaMA-3 8B by length, batch 1",
         "",
-        *_markdown(results["llama_3_8b"], seven),
+        *_table(results["llama_3_8b"], *seven),
         "",
         "HYMELL reports 5.65, 4.44, 1.60 and 5.09 % of prefill time and 1.64, 1.16, 1.79 and",
         "1.71 % of decode time at 256, 1024, 2048 and 4096 tokens; for AMALI (ISCA 2025) it has",
@@ -242,42 +221,32 @@ def write_readme(results: dict[str, Any], out_dir: Path) -> None:
         "![each level](levels.png)",
         "",
     ]
-    write_whole(out_dir / "README.md", "\n".join(lines))
 
 
 def plot(forms: dict[str, pd.DataFrame], table: list[dict[str, Any]], out_dir: Path) -> None:
     """Predicted against measured, and the error of each form by device."""
-    import matplotlib
-
-    matplotlib.use("Agg")
-    import matplotlib.pyplot as plt
-
     frame = forms["level 3"]
     frame = frame[~frame["quantised"].astype(bool)]
-    figure, axes = plt.subplots(1, 3, figsize=(12, 4), layout="constrained")
     shown = (("median", "median step, s"), ("total", "whole run, s"), ("energy", "energy, J"))
-    for axis, (target, title) in zip(axes, shown, strict=True):
-        for device, rows in frame[frame[f"{target}_measured"].notna()].groupby("device"):
-            axis.loglog(rows[f"{target}_measured"], rows[target], ".", ms=3, label=device)
-        ends = np.array(axis.get_xlim())
-        axis.plot(ends, ends, color="black", linewidth=0.8)
-        axis.set_xlabel(f"measured {title}")
-        axis.set_ylabel("predicted, architecture left out")
-        axis.legend(fontsize=6)
-    figure.savefig(out_dir / "predicted.png", dpi=90)
-    plt.close(figure)
+    with experiment.figure(out_dir / "predicted.png", (4, 4), 3, 3) as (_, axes):
+        for axis, (target, title) in zip(axes, shown, strict=True):
+            for device, rows in frame[frame[f"{target}_measured"].notna()].groupby("device"):
+                axis.loglog(rows[f"{target}_measured"], rows[target], ".", ms=3, label=device)
+            ends = np.array(axis.get_xlim())
+            axis.plot(ends, ends, color="black", linewidth=0.8)
+            axis.set_xlabel(f"measured {title}")
+            axis.set_ylabel("predicted, architecture left out")
+            axis.legend(fontsize=6)
     chosen = [r for r in table if r["n"] >= 10]
-    figure, axis = plt.subplots(figsize=(12, 4), layout="constrained")
-    for index, form in enumerate(FORMS):
-        heights = [min(r.get(form) or 0.0, 100.0) for r in chosen]
-        axis.bar(np.arange(len(chosen)) + 0.16 * (index - 2), heights, 0.16, label=form)
-    labels = [f"{r['device']}\n{r['phase']}, {r['kind']}, {r['target']}" for r in chosen]
-    axis.set_xticks(np.arange(len(chosen)), labels, rotation=60, ha="right", fontsize=6)
-    axis.set_ylabel("MAPE, %")
-    axis.set_ylim(0, 100)
-    axis.legend(fontsize=7)
-    figure.savefig(out_dir / "levels.png", dpi=90)
-    plt.close(figure)
+    with experiment.figure(out_dir / "levels.png", (12, 4)) as (_, (axis,)):
+        for index, form in enumerate(FORMS):
+            heights = [min(r.get(form) or 0.0, 100.0) for r in chosen]
+            axis.bar(np.arange(len(chosen)) + 0.16 * (index - 2), heights, 0.16, label=form)
+        labels = [f"{r['device']}\n{r['phase']}, {r['kind']}, {r['target']}" for r in chosen]
+        axis.set_xticks(np.arange(len(chosen)), labels, rotation=60, ha="right", fontsize=6)
+        axis.set_ylabel("MAPE, %")
+        axis.set_ylim(0, 100)
+        axis.legend(fontsize=7)
 
 
 def main(config: dict[str, Any], folder: Path, out_dir: Path) -> dict[str, Any]:
@@ -291,24 +260,13 @@ def main(config: dict[str, Any], folder: Path, out_dir: Path) -> dict[str, Any]:
         "llama_3_8b": llama_by_length(forms),
         "rows_left_out": unmapped.to_dict("records"),
     }
-    for line in _markdown(
-        results["by_device"], ["device", "phase", "kind", "target", "n", *FORMS, "paper"]
-    ):
-        print(line)
-    out_dir.mkdir(parents=True, exist_ok=True)
-    write_whole(out_dir / "results.json", json.dumps(results, indent=0, default=float) + "\n")
-    write_readme(results, out_dir)
+    shown = _table(results["by_device"], "device", "phase", "kind", "target", "n", *FORMS, "paper")
+    print("\n".join(shown))
+    experiment.write_results(out_dir, results, readme(results))
     plot(forms, results["by_device"], out_dir)
     return results
 
 
 if __name__ == "__main__":
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--data", help="folder of measured tables; default $HYMELL_DATA")
-    parser.add_argument("--out", type=Path, default=HERE)
-    arguments = parser.parse_args()
-    main(
-        json.loads((HERE / "config.json").read_text()),
-        data.data_folder(arguments.data),
-        arguments.out,
-    )
+    given = experiment.command(__doc__, HERE, reads_data=True)
+    main(given.config, given.data, given.out)

@@ -9,10 +9,8 @@ beside itself.
 
 from __future__ import annotations
 
-import argparse
 import dataclasses
 import hashlib
-import json
 import tempfile
 from pathlib import Path
 from typing import Any
@@ -27,13 +25,12 @@ from hymell_jax import (
     block_recipes,
     blocks,
     checkpoint,
-    data,
     evaluate,
+    experiment,
     models,
     operators,
     types,
 )
-from hymell_jax.files import write_whole
 
 HERE = Path(__file__).parent
 LIMIT_PCT = 5.2  # of the black box on the same rows, H100 and H200
@@ -158,56 +155,34 @@ def error_rows(model, folder: Path, split: str, reference) -> list[dict[str, Any
     return found
 
 
-def show(rows: list[dict[str, Any]], keys: tuple[str, ...]) -> None:
-    """Print a table."""
-    cells = [["-" if row[k] is None else str(row[k]) for k in keys] for row in rows]
-    widths = [max(len(head), *(len(c[i]) for c in cells)) for i, head in enumerate(keys)]
-    for line in [keys, *cells]:
-        print("  ".join(text.ljust(width) for text, width in zip(line, widths, strict=True)))
-    print()
-
-
 def markdown(rows: list[dict[str, Any]], keys: tuple[str, ...]) -> list[str]:
     """Lines of a table; numbers with two digits."""
-
-    def cell(value: Any) -> str:
-        return "-" if value is None else f"{value:.2f}" if isinstance(value, float) else str(value)
-
-    lines = ["| " + " | ".join(keys) + " |", "|" + "---|" * len(keys)]
-    return lines + ["| " + " | ".join(cell(row[key]) for key in keys) + " |" for row in rows]
+    return experiment.markdown(keys, experiment.values(rows, keys), digits=2)
 
 
 def plot(rows: list[dict[str, Any]], out_dir: Path) -> None:
     """Bars of the time error by kernel, one panel a device and runtime."""
-    import matplotlib
-
-    matplotlib.use("Agg")
-    import matplotlib.pyplot as plt
-
     chosen = [r for r in rows if r["target"] == "time"]
     fits = list(dict.fromkeys((r["device"], r["runtime"]) for r in chosen))
-    figure, axes = plt.subplots(
-        1, len(fits), figsize=(3.2 * len(fits), 3.4), squeeze=False, layout="constrained",
-        sharey=True,
-    )  # fmt: skip
-    for axis, key in zip(axes[0], fits, strict=True):
-        here = [r for r in chosen if (r["device"], r["runtime"]) == key]
-        at = np.arange(len(here))
-        axis.bar(at - 0.2, [r["level1_mape"] for r in here], 0.4, label="level 1")
-        axis.bar(at + 0.2, [r["mape"] for r in here], 0.4, label="level 2")
-        axis.axhline(LIMIT_PCT, color="black", linewidth=1, label=f"{LIMIT_PCT} %")
-        axis.set_xticks(at, [r["regime"] for r in here], rotation=60, ha="right", fontsize=7)
-        axis.set_title(" ".join(key), fontsize=8)
-    axes[0, 0].set_ylabel("time MAPE, %", fontsize=8)
-    axes[0, 0].legend(fontsize=7)
-    figure.suptitle("Linear attention on shapes never fitted")
-    figure.savefig(out_dir / "linear_attention.png", dpi=90)
-    plt.close(figure)
+    path = out_dir / "linear_attention.png"
+    count = len(fits)
+    with experiment.figure(path, (3.2, 3.4), count, count, sharey=True) as (figure, axes):
+        for axis, key in zip(axes, fits, strict=True):
+            here = [r for r in chosen if (r["device"], r["runtime"]) == key]
+            at = np.arange(len(here))
+            axis.bar(at - 0.2, [r["level1_mape"] for r in here], 0.4, label="level 1")
+            axis.bar(at + 0.2, [r["mape"] for r in here], 0.4, label="level 2")
+            axis.axhline(LIMIT_PCT, color="black", linewidth=1, label=f"{LIMIT_PCT} %")
+            axis.set_xticks(at, [r["regime"] for r in here], rotation=60, ha="right", fontsize=7)
+            axis.set_title(" ".join(key), fontsize=8)
+        axes[0].set_ylabel("time MAPE, %", fontsize=8)
+        axes[0].legend(fontsize=7)
+        figure.suptitle("Linear attention on shapes never fitted")
 
 
-def write_readme(found: dict[str, list], config, out_dir: Path) -> None:
-    """README.md with the rows of the results, so that it cannot differ from them."""
-    lines = [
+def readme(found: dict[str, list], config: dict[str, Any]) -> list[str]:
+    """Lines of README.md with the rows of the results, so that it cannot differ from them."""
+    return [
         "# Is a new kind of attention only a new block?",
         "",
         "Counterpart of table 9 of HYMELL (arXiv 2608.06723). Linear attention (gated delta net)",
@@ -241,7 +216,6 @@ def write_readme(found: dict[str, list], config, out_dir: Path) -> None:
         "![errors by kernel](linear_attention.png)",
         "",
     ]
-    write_whole(out_dir / "README.md", "\n".join(lines))
 
 
 def main(
@@ -265,24 +239,18 @@ def main(
         found["errors"] += error_rows(model, folder, config["split"], black_box)
     if not found["errors"]:
         raise ValueError("No checkpoint has blocks of linear attention with rows to compare.")
-    show(found["checks"], CHECK_KEYS)
-    show(found["errors"], KEYS)
-    out_dir.mkdir(parents=True, exist_ok=True)
-    write_whole(out_dir / "results.json", json.dumps(found, indent=0, allow_nan=False) + "\n")
-    write_readme(found, config, out_dir)
+    for name, keys in (("checks", CHECK_KEYS), ("errors", KEYS)):
+        print("\n".join(experiment.aligned(keys, experiment.values(found[name], keys))) + "\n")
+    experiment.write_results(out_dir, found, readme(found, config))
     plot(found["errors"], out_dir)
     return found
 
 
 if __name__ == "__main__":
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--data", help="folder of measured tables; default $HYMELL_DATA")
-    parser.add_argument("--reference", help="CSV with the errors of a black box on the same rows")
-    parser.add_argument("--out", type=Path, default=HERE)
-    arguments = parser.parse_args()
-    main(
-        json.loads((HERE / "config.json").read_text()),
-        data.data_folder(arguments.data),
-        arguments.out,
-        arguments.reference,
+    given = experiment.command(
+        __doc__,
+        HERE,
+        reads_data=True,
+        reference=dict(help="CSV with the errors of a black box on the same rows"),
     )
+    main(given.config, given.data, given.out, given.reference)

@@ -7,18 +7,15 @@ results.json, README.md and a plot beside itself.
 
 from __future__ import annotations
 
-import argparse
 import dataclasses
 import json
-import time
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pandas as pd
 
-from hymell_jax import baseline_fits, data, system_recipes, system_rows, systems
-from hymell_jax.files import write_whole
+from hymell_jax import baseline_fits, experiment, system_recipes, system_rows, systems
 
 HERE = Path(__file__).parent
 OURS = ("level 1", "levels 1+2", "level 3")
@@ -44,14 +41,6 @@ SOURCES = {
 }  # fmt: skip
 KEYS = ("source", "device", "width", "phase", "target")
 
-_last = [0.0]
-
-
-def _report(what: str, done: int, total: int) -> None:
-    if time.monotonic() - _last[0] > 30.0 or done == total:
-        _last[0] = time.monotonic()
-        print(f"{what}: {done} of {total}", flush=True)
-
 
 def our_folds(config: dict[str, Any], folder: Path):
     """Level 3 with architectures left out, and the same rows with level-1 blocks (or None)."""
@@ -70,13 +59,13 @@ def our_folds(config: dict[str, Any], folder: Path):
         return dataclasses.replace(full(device, engine, dtype), blocks={})
 
     engines = sorted(rows["engine"].unique())
-    costs = system_rows.block_costs(rows, best, _report)
+    costs = system_rows.block_costs(rows, best, experiment.report)
     problems = [system_rows.problem(e, rows, costs) for e in engines]
     lower = None
     if blocks:
-        costs = system_rows.block_costs(rows, bare, _report)
+        costs = system_rows.block_costs(rows, bare, experiment.report)
         lower = [system_rows.problem(e, rows, costs) for e in engines]
-    return system_recipes.fit_folds(problems, config["seeds"], _report), lower
+    return system_recipes.fit_folds(problems, config["seeds"], experiment.report), lower
 
 
 def _targets(frames: pd.DataFrame) -> np.ndarray:
@@ -98,12 +87,12 @@ def predictions(fitted, lower) -> tuple[pd.DataFrame, dict[str, np.ndarray]]:
     jobs |= {name: baseline_fits.given for name in baseline_fits.GIVEN}
     for number, (name, run) in enumerate(jobs.items()):
         found[name] = np.concatenate(run(name, every))
-        _report("methods", number + 1, len(jobs) + 3)
+        experiment.report("methods", number + 1, len(jobs) + 3)
     found["load-scaled-tdp"] = baseline_fits.load_scaled(full, found["tdp"])
     found["sweetspot"] = np.concatenate(baseline_fits.sweetspot_left_out(every))
     for name, extended in (("wattgpu", False), ("wattgpu+", True)):
         found[name] = np.concatenate(baseline_fits.wattgpu_left_out(every, "lolo", extended))
-    _report("methods", len(jobs) + 3, len(jobs) + 3)
+    experiment.report("methods", len(jobs) + 3, len(jobs) + 3)
     return full, found
 
 
@@ -193,16 +182,12 @@ def head_to_head(table: pd.DataFrame) -> list[dict[str, Any]]:
     return found
 
 
-def _line(values: list[str]) -> str:
-    return "| " + " | ".join(values) + " |"
-
-
 def cell_lines(cells: list[dict[str, Any]], target: str, methods: tuple[str, ...]) -> list[str]:
     """A Markdown table: one line a cell, one column a method; the least error in bold."""
     chosen = [c for c in cells if c["target"] == target]
     shown = [m for m in (*OURS, *methods) if any(m in c["methods"] for c in chosen)]
     heads = ["source", "device", "width", "phase", "n", "models", *(SHORT.get(m, m) for m in shown)]
-    lines = [_line(heads), "|" + "---|" * len(heads)]
+    lines = []
     for c in chosen:
         complete = [v["mape"] for v in c["methods"].values() if v["n"] == c["n"]]
         texts = []
@@ -215,9 +200,8 @@ def cell_lines(cells: list[dict[str, Any]], target: str, methods: tuple[str, ...
             if value["n"] != c["n"]:
                 text += f" (n {value['n']})"
             texts.append(f"**{text}**" if value["mape"] == min(complete) else text)
-        keys = [c["source"], c["device"], c["width"], c["phase"], str(c["n"]), str(c["models"])]
-        lines.append(_line([*keys, *texts]))
-    return lines
+        lines.append([*(c[key] for key in heads[:6]), *texts])
+    return experiment.markdown(heads, lines)
 
 
 def verdict(cells: list[dict[str, Any]]) -> list[str]:
@@ -241,8 +225,8 @@ def verdict(cells: list[dict[str, Any]]) -> list[str]:
     return lines
 
 
-def write_readme(results: dict[str, Any], out_dir: Path) -> None:
-    """README.md from the results alone."""
+def readme(results: dict[str, Any]) -> list[str]:
+    """Lines of README.md, from the results alone."""
     cells = results["cells"]
     heads = ["target", "width", "method", "n", "models", "MAPE", "MdAPE", "ours MAPE", "ours MdAPE",
              "ours nearer, % of rows"]  # fmt: skip
@@ -283,9 +267,7 @@ def write_readme(results: dict[str, Any], out_dir: Path) -> None:
         "Each method against level 3 on the rows that it answers for, all sources together; times",
         "without mean steps, which say again what median steps say.",
         "",
-        _line(heads),
-        "|" + "---|" * len(heads),
-        *(_line([str(x) for x in row.values()]) for row in results["head_to_head"]),
+        *experiment.markdown(heads, (row.values() for row in results["head_to_head"])),
         "",
         "![errors by source, device and method](errors.png)",
         "",
@@ -298,52 +280,49 @@ def write_readme(results: dict[str, Any], out_dir: Path) -> None:
             "Its own protocol: six coefficients for each model and batch (`all`: batches mixed).",
             "The paper reports 1.79 %, fitted and judged on the same models.",
             "",
-            _line(heads),
-            "|" + "---|" * len(heads),
         ]
+        cells = []
         for r in results["sweetspot_per_model"]:
             batch = "all" if r["batch"] is None else f"{r['batch']:g}"
             outside = "-" if r["left_length_out"] is None else f"{r['left_length_out']:.1f}"
             keys = [r["engine"], r["device"], r["group"], f"{r['tensor_parallel']:g}", batch]
-            lines.append(_line([*keys, str(r["n"]), f"{r['in_sample']:.1f}", outside]))
-        lines.append("")
-    write_whole(out_dir / "README.md", "\n".join(lines))
+            cells.append([*keys, r["n"], f"{r['in_sample']:.1f}", outside])
+        lines += [*experiment.markdown(heads, cells), ""]
+    return lines
 
 
 def plot(cells: list[dict[str, Any]], out_dir: Path) -> None:
     """One line a cell, one mark a method, time beside energy."""
-    import matplotlib
+    from matplotlib import colormaps
 
-    matplotlib.use("Agg")
-    import matplotlib.pyplot as plt
+    colours = colormaps["tab20"].colors
+    with experiment.figure(out_dir / "errors.png", (7.5, 8), 2, 2) as (_, axes):
+        for axis, target, methods in zip(axes, ("time", "energy"), (TIME, ENERGY), strict=True):
+            _marks(axis, [c for c in cells if c["target"] == target][::-1], methods, colours)
+            axis.set_title(target)
 
-    colours = plt.get_cmap("tab20").colors
-    figure, axes = plt.subplots(1, 2, figsize=(15, 8), layout="constrained")
-    for axis, target, methods in zip(axes, ("time", "energy"), (TIME, ENERGY), strict=True):
-        chosen = [c for c in cells if c["target"] == target][::-1]
-        for index, name in enumerate(methods):
-            points = [
-                (c["methods"][name]["mape"], place)
-                for place, c in enumerate(chosen)
-                if name in c["methods"]
-            ]
-            if points:
-                axis.plot(*zip(*points, strict=True), "o", ms=5, color=colours[2 * index % 20 + 1],
-                          mec="grey", mew=0.4, label=SHORT.get(name, name))  # fmt: skip
-        mine = [(c["methods"]["level 3"]["mape"], place) for place, c in enumerate(chosen)]
-        axis.plot(*zip(*mine, strict=True), "D", ms=7, color="black", label="ours, level 3")
-        axis.set_xscale("log")
-        axis.set_yticks(
-            range(len(chosen)),
-            [f"{c['source']}, {c['device']}\n{c['phase']}, {c['width']}, n {c['n']}"
-             for c in chosen], fontsize=7,
-        )  # fmt: skip
-        axis.set_xlabel("mean absolute error on models left out, %")
-        axis.set_title(target)
-        axis.grid(axis="both", alpha=0.3)
-        axis.legend(fontsize=7)
-    figure.savefig(out_dir / "errors.png", dpi=90)
-    plt.close(figure)
+
+def _marks(axis, chosen: list[dict[str, Any]], methods: tuple[str, ...], colours) -> None:
+    """Errors of every method, one line a cell."""
+    for index, name in enumerate(methods):
+        points = [
+            (c["methods"][name]["mape"], place)
+            for place, c in enumerate(chosen)
+            if name in c["methods"]
+        ]
+        if points:
+            axis.plot(*zip(*points, strict=True), "o", ms=5, color=colours[2 * index % 20 + 1],
+                      mec="grey", mew=0.4, label=SHORT.get(name, name))  # fmt: skip
+    mine = [(c["methods"]["level 3"]["mape"], place) for place, c in enumerate(chosen)]
+    axis.plot(*zip(*mine, strict=True), "D", ms=7, color="black", label="ours, level 3")
+    axis.set_xscale("log")
+    labels = [
+        f"{c['source']}, {c['device']}\n{c['phase']}, {c['width']}, n {c['n']}" for c in chosen
+    ]
+    axis.set_yticks(range(len(chosen)), labels, fontsize=7)
+    axis.set_xlabel("mean absolute error on models left out, %")
+    axis.grid(axis="both", alpha=0.3)
+    axis.legend(fontsize=7)
 
 
 def main(config: dict[str, Any], folder: Path, out_dir: Path, folds=None) -> dict[str, Any]:
@@ -369,21 +348,11 @@ def main(config: dict[str, Any], folder: Path, out_dir: Path, folds=None) -> dic
         print(f"\n{target}")
         print("\n".join(cell_lines(cells, target, methods)))
     print("\n".join(verdict(cells)))
-    out_dir.mkdir(parents=True, exist_ok=True)
-    text = json.dumps(results, indent=0, allow_nan=False)
-    write_whole(out_dir / "results.json", text + "\n")
-    write_readme(results, out_dir)
+    experiment.write_results(out_dir, results, readme(results))
     plot(cells, out_dir)
     return results
 
 
 if __name__ == "__main__":
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--data", help="folder of measured tables; default $HYMELL_DATA")
-    parser.add_argument("--out", type=Path, default=HERE)
-    arguments = parser.parse_args()
-    main(
-        json.loads((HERE / "config.json").read_text()),
-        data.data_folder(arguments.data),
-        arguments.out,
-    )
+    given = experiment.command(__doc__, HERE, reads_data=True)
+    main(given.config, given.data, given.out)

@@ -6,14 +6,11 @@ published form, prints one table for each operator and writes results.json and p
 
 from __future__ import annotations
 
-import argparse
-import json
 from pathlib import Path
 from typing import Any
 
-from hymell_jax import checkpoint, data
+from hymell_jax import checkpoint, experiment
 from hymell_jax.evaluate import ROWWISE_TABLES, evaluate, operator_fits
-from hymell_jax.files import write_whole
 
 HERE = Path(__file__).parent
 COLUMNS = ("table", "device", "runtime", "dtype", "target", "regime", "n")
@@ -58,52 +55,51 @@ def show(rows: list[dict[str, Any]]) -> None:
     """Print the table."""
     heads = [*COLUMNS, "MAPE", "MdAPE", "R2", "equation", "black box", "paper"]
     keys = [*COLUMNS, "mape", "mdape", "r2", "published_form_mape", "black_box_mape", "paper_mape"]
-    cells = [["-" if row[k] is None else str(row[k]) for k in keys] for row in rows]
-    widths = [max(len(head), *(len(c[i]) for c in cells)) for i, head in enumerate(heads)]
-    for line in [heads, *cells]:
-        print("  ".join(text.ljust(width) for text, width in zip(line, widths, strict=True)))
+    lines = experiment.aligned(heads, experiment.values(rows, keys))
+    print("\n".join(lines))
 
 
 def plot(rows: list[dict[str, Any]], out_dir: Path) -> None:
     """Bars of the time error of the matrix product by regime, one panel for each fit."""
-    import matplotlib
-
-    matplotlib.use("Agg")
-    import matplotlib.pyplot as plt
-
     chosen = [r for r in rows if r["table"] == "gemm" and r["target"] == "time"]
     fits = sorted({(r["device"], r["runtime"], r["dtype"]) for r in chosen})
     if not fits:
         return
-    columns = min(4, len(fits))
-    lines = -(-len(fits) // columns)
-    figure, axes = plt.subplots(
-        lines, columns, figsize=(4 * columns, 3 * lines), squeeze=False, layout="constrained"
-    )
-    for axis in axes.flat[len(fits) :]:
-        axis.remove()
-    for axis, fit in zip(axes.flat, fits, strict=False):
-        here = [r for r in chosen if (r["device"], r["runtime"], r["dtype"]) == fit]
-        at = range(len(here))
-        axis.bar([i - 0.2 for i in at], [r["mape"] for r in here], 0.4, label="refined")
-        heights = [r["published_form_mape"] or 0.0 for r in here]
-        axis.bar([i + 0.2 for i in at], heights, 0.4, label="published equation")
-        black = [r["black_box_mape"] for r in here if r["regime"] == "all"]
-        if black and black[0] is not None:
-            axis.axhline(black[0], color="black", linewidth=1, label="black box, all rows")
-        axis.set_xticks(list(at), [r["regime"] for r in here], rotation=35, ha="right", fontsize=7)
-        axis.set_title(" ".join(fit), fontsize=9)
-        axis.set_ylabel("time MAPE, %", fontsize=8)
-        axis.set_ylim(0, 40)
-    axes.flat[0].legend(fontsize=7)
-    figure.suptitle("Matrix products on shapes never fitted")
-    figure.savefig(out_dir / "gemm_time.png", dpi=90)
-    plt.close(figure)
+    plan = ((4, 3), len(fits), min(4, len(fits)))
+    with experiment.figure(out_dir / "gemm_time.png", *plan) as (figure, axes):
+        for axis, fit in zip(axes, fits, strict=True):
+            _bars(axis, fit, chosen)
+        axes[0].legend(fontsize=7)
+        figure.suptitle("Matrix products on shapes never fitted")
 
 
-def write_readme(rows: list[dict[str, Any]], split: str, out_dir: Path) -> None:
-    """README.md with the rows of whole tables, so that it cannot differ from the results."""
-    lines = [
+def _bars(axis, fit: tuple, chosen: list[dict[str, Any]]) -> None:
+    """Errors of one fit by regime, refined beside published."""
+    here = [r for r in chosen if (r["device"], r["runtime"], r["dtype"]) == fit]
+    at = range(len(here))
+    axis.bar([i - 0.2 for i in at], [r["mape"] for r in here], 0.4, label="refined")
+    heights = [r["published_form_mape"] or 0.0 for r in here]
+    axis.bar([i + 0.2 for i in at], heights, 0.4, label="published equation")
+    black = [r["black_box_mape"] for r in here if r["regime"] == "all"]
+    if black and black[0] is not None:
+        axis.axhline(black[0], color="black", linewidth=1, label="black box, all rows")
+    axis.set_xticks(list(at), [r["regime"] for r in here], rotation=35, ha="right", fontsize=7)
+    axis.set_title(" ".join(fit), fontsize=9)
+    axis.set_ylabel("time MAPE, %", fontsize=8)
+    axis.set_ylim(0, 40)
+
+
+def readme(rows: list[dict[str, Any]], split: str) -> list[str]:
+    """Lines of README.md with the rows of whole tables, so that it cannot differ from them."""
+    heads = [*COLUMNS[:-2], "rows", "n", "refined", "equation", "black box", "paper"]
+    cells = []
+    for row in rows:
+        if row["regime"] not in ("all", "sound"):
+            continue
+        numbers = [row[k] for k in ("mape", "published_form_mape", "black_box_mape", "paper_mape")]
+        shown = ["-" if x is None else f"{x:.2f}" if x < 1000 else "> 1000" for x in numbers]
+        cells.append([*(row[c] for c in COLUMNS), *shown])
+    return [
         "# How far off is level 1 on shapes never fitted?",
         "",
         "Counterparts of tables 1 to 3 of HYMELL (arXiv 2608.06723), for every device with",
@@ -118,19 +114,11 @@ def write_readme(rows: list[dict[str, Any]], split: str, out_dir: Path) -> None:
         "`paper` what HYMELL reports on its own H100 NVL. `sound` are energy labels of rows of",
         "300 us or longer; shorter ones are lower bounds, so that errors against them say little.",
         "",
-        "| table | device | runtime | dtype | target | rows | n | refined | equation | black box "
-        "| paper |",
-        "|---|---|---|---|---|---|---|---|---|---|---|",
+        *experiment.markdown(heads, cells),
+        "",
+        "![errors of the matrix product by regime](gemm_time.png)",
+        "",
     ]
-    for row in rows:
-        if row["regime"] not in ("all", "sound"):
-            continue
-        numbers = [row[k] for k in ("mape", "published_form_mape", "black_box_mape", "paper_mape")]
-        shown = ["-" if x is None else f"{x:.2f}" if x < 1000 else "> 1000" for x in numbers]
-        names = [str(row[c]) for c in COLUMNS]
-        lines.append("| " + " | ".join([*names, *shown]) + " |")
-    lines += ["", "![errors of the matrix product by regime](gemm_time.png)", ""]
-    write_whole(out_dir / "README.md", "\n".join(lines))
 
 
 def main(config: dict[str, Any], folder: Path, out_dir: Path) -> list[dict[str, Any]]:
@@ -139,20 +127,11 @@ def main(config: dict[str, Any], folder: Path, out_dir: Path) -> list[dict[str, 
     devices = config.get("devices") or fitted_devices(checkpoints)
     rows = compare(folder, devices, config["split"], checkpoints)
     show(rows)
-    out_dir.mkdir(parents=True, exist_ok=True)
-    write_whole(out_dir / "results.json", json.dumps(rows, indent=0, allow_nan=False) + "\n")
-    write_readme(rows, config["split"], out_dir)
+    experiment.write_results(out_dir, rows, readme(rows, config["split"]))
     plot(rows, out_dir)
     return rows
 
 
 if __name__ == "__main__":
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--data", help="folder of measured tables; default $HYMELL_DATA")
-    parser.add_argument("--out", type=Path, default=HERE)
-    arguments = parser.parse_args()
-    main(
-        json.loads((HERE / "config.json").read_text()),
-        data.data_folder(arguments.data),
-        arguments.out,
-    )
+    given = experiment.command(__doc__, HERE, reads_data=True)
+    main(given.config, given.data, given.out)

@@ -8,7 +8,6 @@ scratch. Prints the table and writes results.json, README.md and a plot beside i
 
 from __future__ import annotations
 
-import argparse
 import functools
 import json
 from pathlib import Path
@@ -26,11 +25,11 @@ from hymell_jax import (
     data,
     devices,
     evaluate,
+    experiment,
     fit,
     gemm,
     mlp,
 )
-from hymell_jax.files import write_whole
 
 HERE = Path(__file__).parent
 KEYS = ("table", "device", "runtime", "form", "n_train", "n_test", "mape", "mdape")
@@ -193,47 +192,36 @@ def _fresh_block(name, spec, coefficients, sheet, train, config) -> blocks.Block
     return blocks.Block(coefficients={}, params=params, normalizer=normalizer, spec=spec)
 
 
-def show(rows: list[dict[str, Any]]) -> None:
-    """Print the table."""
-    cells = [[str(row[k]) for k in KEYS] for row in rows]
-    widths = [max(len(head), *(len(c[i]) for c in cells)) for i, head in enumerate(KEYS)]
-    for line in [KEYS, *cells]:
-        print("  ".join(text.ljust(width) for text, width in zip(line, widths, strict=True)))
-
-
 def plot(rows: list[dict[str, Any]], out_dir: Path) -> None:
     """Error against the number of measured rows, one panel a table and device."""
-    import matplotlib
-
-    matplotlib.use("Agg")
-    import matplotlib.pyplot as plt
-
     tables = list(dict.fromkeys(r["table"] for r in rows))
     names = list(dict.fromkeys(r["device"] for r in rows))
-    figure, axes = plt.subplots(
-        len(tables), len(names), figsize=(3 * len(names), 2.6 * len(tables)), squeeze=False,
-        layout="constrained", sharey=True,
-    )  # fmt: skip
-    for (i, table), (j, name) in ((a, b) for a in enumerate(tables) for b in enumerate(names)):
-        axis = axes[i, j]
-        for form in FORMS:
-            here = [r for r in rows if (r["table"], r["device"], r["form"]) == (table, name, form)]
-            if here:
-                counts = [max(r["n_train"], 10) for r in here]
-                axis.plot(counts, [r["mape"] for r in here], marker="o", markersize=3, label=form)
-        axis.set_xscale("log")
-        axis.set_yscale("log")
-        axis.set_title(f"{table}, {name.partition('-')[0]}", fontsize=8)
-        axis.tick_params(labelsize=7)
-    axes[-1, 0].legend(fontsize=7)
-    figure.supxlabel("rows measured again (10: none)", fontsize=8)
-    figure.supylabel("time MAPE on test rows, %", fontsize=8)
-    figure.savefig(out_dir / "portability.png", dpi=90)
-    plt.close(figure)
+    panels = [(table, name) for table in tables for name in names]
+    path = out_dir / "portability.png"
+    plan = ((3, 2.6), len(panels), len(names))
+    with experiment.figure(path, *plan, sharey=True) as (figure, axes):
+        for axis, (table, name) in zip(axes, panels, strict=True):
+            _curves(axis, [r for r in rows if (r["table"], r["device"]) == (table, name)])
+            axis.set_title(f"{table}, {name.partition('-')[0]}", fontsize=8)
+        axes[-len(names)].legend(fontsize=7)
+        figure.supxlabel("rows measured again (10: none)", fontsize=8)
+        figure.supylabel("time MAPE on test rows, %", fontsize=8)
 
 
-def write_readme(rows: list[dict[str, Any]], config, out_dir: Path) -> None:
-    """README.md with the rows of the results, so that it cannot differ from them."""
+def _curves(axis, rows: list[dict[str, Any]]) -> None:
+    """Error of every form over the rows that it was fitted to."""
+    for form in FORMS:
+        here = [r for r in rows if r["form"] == form]
+        if here:
+            counts = [max(r["n_train"], 10) for r in here]
+            axis.plot(counts, [r["mape"] for r in here], marker="o", markersize=3, label=form)
+    axis.set_xscale("log")
+    axis.set_yscale("log")
+    axis.tick_params(labelsize=7)
+
+
+def readme(rows: list[dict[str, Any]], config: dict[str, Any]) -> list[str]:
+    """Lines of README.md with the rows of the results, so that it cannot differ from them."""
     counts = sorted({r["n_train"] for r in rows} & {c for c in config["rows"] if c is not None})
     lines = [
         "# What does it take to move to another GPU?",
@@ -261,22 +249,20 @@ def write_readme(rows: list[dict[str, Any]], config, out_dir: Path) -> None:
         "layer parts run eagerly, test rows being other token counts of the same matrices; no",
         "attention core was measured there.",
         "",
-        "| table | device | form | " + " | ".join([*map(str, counts), "all (n)"]) + " |",
-        "|---|---|---|" + "---|" * (len(counts) + 1),
     ]
+    cells = []
     for table, device in dict.fromkeys((r["table"], r["device"]) for r in rows):
         for form in FORMS:
             here = {r["n_train"]: r["mape"] for r in rows
                     if (r["table"], r["device"], r["form"]) == (table, device, form)}  # fmt: skip
             if here:
                 most = max(here)
-                cells = [f"{here[c]:.2f}" if c in here else "-" for c in counts]
+                errors = [f"{here[c]:.2f}" if c in here else "-" for c in counts]
                 last = f"{here[most]:.2f} ({most})" if most not in counts else "-"
-                lines.append(
-                    f"| {table} | {device} | {form} | " + " | ".join([*cells, last]) + " |"
-                )
-    lines += ["", "![error against rows measured again](portability.png)", ""]
-    write_whole(out_dir / "README.md", "\n".join(lines))
+                cells.append([table, device, form, *errors, last])
+    heads = ["table", "device", "form", *map(str, counts), "all (n)"]
+    picture = "![error against rows measured again](portability.png)"
+    return [*lines, *experiment.markdown(heads, cells), "", picture, ""]
 
 
 def main(config: dict[str, Any], folder: Path, out_dir: Path) -> list[dict[str, Any]]:
@@ -288,26 +274,25 @@ def main(config: dict[str, Any], folder: Path, out_dir: Path) -> list[dict[str, 
     held = out_dir / "results.json"
     known = json.loads(held.read_text()) if held.is_file() else []
     rows = [row for row in known if row["table"] not in config["tables"]]
-    out_dir.mkdir(parents=True, exist_ok=True)
     for table in config["tables"]:
         for target in config["targets"]:
             if table == "gemm":
                 rows += product_errors(config, folder, source, target)
             else:
                 rows += attention_errors(config, folder, source, target, table)
-            write_whole(held, json.dumps(rows, indent=0, allow_nan=False) + "\n")
-    show(rows)
-    write_readme(rows, config, out_dir)
+            experiment.write_results(out_dir, rows)
+    print("\n".join(experiment.aligned(KEYS, experiment.values(rows, KEYS))))
+    experiment.write_results(out_dir, rows, readme(rows, config))
     plot(rows, out_dir)
     return rows
 
 
 if __name__ == "__main__":
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--data", help="folder of measured tables; default $HYMELL_DATA")
-    parser.add_argument("--tables", nargs="*", help="by default those of config.json")
-    parser.add_argument("--out", type=Path, default=HERE)
-    arguments = parser.parse_args()
-    settings = json.loads((HERE / "config.json").read_text())
-    settings["tables"] = arguments.tables or settings["tables"]
-    main(settings, data.data_folder(arguments.data), arguments.out)
+    given = experiment.command(
+        __doc__,
+        HERE,
+        reads_data=True,
+        tables=dict(nargs="*", help="by default those of config.json"),
+    )
+    given.config["tables"] = given.tables or given.config["tables"]
+    main(given.config, given.data, given.out)

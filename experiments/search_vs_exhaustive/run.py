@@ -8,7 +8,6 @@ true optimum; TPE and random search report the best feasible design that they me
 
 from __future__ import annotations
 
-import argparse
 import json
 import math
 import sys
@@ -18,8 +17,7 @@ from typing import Any
 
 import numpy as np
 
-from hymell_jax import optimise, space
-from hymell_jax.files import write_whole
+from hymell_jax import experiment, optimise, space
 from hymell_jax.optimise import Question
 from hymell_jax.refinement import INFEASIBLE, Evaluator
 
@@ -166,19 +164,7 @@ HEADS = (
     "space", "variables", "points", "feasible", "search_gap", "random_gap", "tpe_gap", "search_s",
     "with_compiling_s", "exhaustive_s", "search_designs", "random_designs", "tpe_designs",
 )  # fmt: skip
-
-
-def show(rows: list[dict[str, Any]]) -> None:
-    """Print the table; gaps are percent above the true optimum, worst of the seeds."""
-
-    def cell(value: Any) -> str:
-        if value is None:
-            return "none"
-        return f"{value:.3f}" if isinstance(value, float) else str(value)
-
-    print("| " + " | ".join(HEADS) + " |\n|" + "---|" * len(HEADS))
-    for row in rows:
-        print("| " + " | ".join(cell(row[h]) for h in HEADS) + " |", flush=True)
+"""Gaps are percent above the true optimum, worst of the seeds."""
 
 
 def main(config: dict[str, Any], out: Path, scale: float = 1.0, seeds: int = 3) -> list[dict]:
@@ -187,20 +173,20 @@ def main(config: dict[str, Any], out: Path, scale: float = 1.0, seeds: int = 3) 
     for name, entry in config["spaces"].items():
         rows.append(compare(name, entry, scale, seeds))
         print(f"{name}: {json.dumps(rows[-1])}", file=sys.stderr, flush=True)
-    show(rows)
-    out.mkdir(parents=True, exist_ok=True)
-    write_whole(out / "results.json", json.dumps(rows, indent=1) + "\n")
+    answers = [["none" if x is None else x for x in row] for row in experiment.values(rows, HEADS)]
+    print("\n".join(experiment.markdown(HEADS, answers, digits=3)))
+    experiment.write_results(out, rows, indent=1)
     return rows
 
 
 if __name__ == "__main__":
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--out", type=Path, default=HERE)
-    parser.add_argument("--scale", type=float, default=1.0, help="Of the ladders' lengths.")
-    parser.add_argument("--seeds", type=int, default=3)
-    parser.add_argument("--only", help="Name of one space.")
-    options = parser.parse_args()
-    chosen = json.loads((HERE / "config.json").read_text())
-    if options.only:
-        chosen["spaces"] = {options.only: chosen["spaces"][options.only]}
-    main(chosen, options.out, options.scale, options.seeds)
+    given = experiment.command(
+        __doc__,
+        HERE,
+        scale=dict(type=float, default=1.0, help="of the ladders' lengths"),
+        seeds=dict(type=int, default=3),
+        only=dict(help="name of one space"),
+    )
+    if given.only:
+        given.config["spaces"] = {given.only: given.config["spaces"][given.only]}
+    main(given.config, given.out, given.scale, given.seeds)

@@ -7,16 +7,13 @@ results.json, README.md and a plot beside itself.
 
 from __future__ import annotations
 
-import argparse
-import json
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from hymell_jax import checkpoint, models
+from hymell_jax import checkpoint, experiment, models
 from hymell_jax.baselines import sweetspot
-from hymell_jax.files import write_whole
 from hymell_jax.model import predict_batch, stack
 from hymell_jax.operators import PARTS
 from hymell_jax.types import workload
@@ -111,32 +108,28 @@ def one_model(model, name: str, config: dict[str, Any]) -> dict[str, Any]:
     }  # fmt: skip
 
 
-def _line(values) -> str:
-    return "| " + " | ".join(str(v) for v in values) + " |"
-
-
 def table_lines(results: dict[str, Any]) -> list[str]:
     """One line a model: cheapest and dearest corner, SweetSpot's errors."""
     heads = ["model", "cheapest, in/out", "mJ", "dearest, in/out", "mJ", "spread",
              "SweetSpot in sample, %", "output length left out, %"]  # fmt: skip
-    lines = [_line(heads), "|" + "---|" * len(heads)]
+    rows = []
     for m in results["models"]:
         grid = np.array(m["energy_per_output_token_j"]) * 1e3
         corners = []
         for which, value in (("cheapest", grid.min()), ("dearest", grid.max())):
             corners += [f"{m[which]['prompt']:.0f}/{m[which]['output']:.0f}", f"{value:.4g}"]
         fit = m["sweetspot"]
-        lines.append(
-            _line([m["model"], *corners, f"{m['spread']:.1f}", f"{fit['in_sample_mape']:.2f}",
-                   f"{fit['left_output_out_mape']:.2f}"])
+        rows.append(
+            [m["model"], *corners, f"{m['spread']:.1f}", f"{fit['in_sample_mape']:.2f}",
+             f"{fit['left_output_out_mape']:.2f}"]
         )  # fmt: skip
-    return lines
+    return experiment.markdown(heads, rows)
 
 
 def optimum_lines(results: dict[str, Any]) -> list[str]:
     """The cheapest output length of every prompt, beside SweetSpot's closed form."""
     heads = ["prompt", *(m["model"] for m in results["models"])]
-    lines = [_line(heads), "|" + "---|" * len(heads)]
+    rows = []
     for row, prompt in enumerate(results["models"][0]["prompts"]):
         cells = []
         for m in results["models"]:
@@ -146,12 +139,12 @@ def optimum_lines(results: dict[str, Any]) -> list[str]:
             cells.append(
                 f"{best['output']:.0f} ({'-' if closed is None else f'{closed:.0f}'}){edge}"
             )
-        lines.append(_line([f"{prompt:.0f}", *cells]))
-    return lines
+        rows.append([f"{prompt:.0f}", *cells])
+    return experiment.markdown(heads, rows)
 
 
-def write_readme(results: dict[str, Any], out_dir: Path) -> None:
-    """README.md from the results alone."""
+def readme(results: dict[str, Any]) -> list[str]:
+    """Lines of README.md, from the results alone."""
     lines = [
         "# How does energy per output token depend on the lengths of prompt and output?",
         "",
@@ -192,13 +185,12 @@ def write_readme(results: dict[str, Any], out_dir: Path) -> None:
     ]  # fmt: skip
     for m in results["models"]:
         heads = [m["model"], *(f"{x:.0f}" for x in m["prompts"])]
-        lines += [_line(heads), "|" + "---|" * len(heads)]
-        lines += [
-            _line([f"{prompt:.0f}", *(r[0] for r in row)])
+        rows = [
+            [f"{prompt:.0f}", *(r[0] for r in row)]
             for prompt, row in zip(m["prompts"], m["regime"], strict=True)
         ]
-        lines.append("")
-    write_whole(out_dir / "README.md", "\n".join(lines))
+        lines += [*experiment.markdown(heads, rows), ""]
+    return lines
 
 
 def _curves(axis, m: dict[str, Any]) -> None:
@@ -235,36 +227,24 @@ def _shares(axis, m: dict[str, Any], row: int) -> None:
 
 def plot(results: dict[str, Any], out_dir: Path) -> None:
     """A panel of curves for each model, and one of shares."""
-    import matplotlib
-
-    matplotlib.use("Agg")
-    import matplotlib.pyplot as plt
-
     count = len(results["models"]) + 1
-    lines = -(-count // 3)
-    figure, axes = plt.subplots(
-        lines, 3, figsize=(15, 4.6 * lines), squeeze=False, layout="constrained"
-    )
-    for axis in axes.flat[count:]:
-        axis.remove()
-    for axis, m in zip(axes.flat, results["models"], strict=False):
-        _curves(axis, m)
-    last = results["models"][-1]
-    _shares(axes.flat[count - 1], last, len(last["prompts"]) - 2)
-    for axis in axes.flat[:count]:
-        axis.set_xscale("log", base=2)
-        axis.set_xticks(last["prompts"], [f"{x:.0f}" for x in last["prompts"]])
-        axis.set_xlim(last["prompts"][0], last["prompts"][-1])
-        axis.minorticks_off()
-        axis.set_xlabel("tokens in the output")
-        axis.grid(alpha=0.3)
-    figure.suptitle(
-        f"Energy per output token, prompt included, {results['batch']:g} sequences at once on "
-        f"{results['device']}.  Star: the cheapest output length.  Dotted: SweetSpot's formula "
-        "fitted to the same points."
-    )
-    figure.savefig(out_dir / "energy.png", dpi=90)
-    plt.close(figure)
+    with experiment.figure(out_dir / "energy.png", (5, 4.6), count, 3) as (figure, axes):
+        for axis, m in zip(axes, results["models"], strict=False):
+            _curves(axis, m)
+        last = results["models"][-1]
+        _shares(axes[-1], last, len(last["prompts"]) - 2)
+        for axis in axes:
+            axis.set_xscale("log", base=2)
+            axis.set_xticks(last["prompts"], [f"{x:.0f}" for x in last["prompts"]])
+            axis.set_xlim(last["prompts"][0], last["prompts"][-1])
+            axis.minorticks_off()
+            axis.set_xlabel("tokens in the output")
+            axis.grid(alpha=0.3)
+        figure.suptitle(
+            f"Energy per output token, prompt included, {results['batch']:g} sequences at once on "
+            f"{results['device']}.  Star: the cheapest output length.  Dotted: SweetSpot's formula "
+            "fitted to the same points."
+        )
 
 
 def main(config: dict[str, Any], out_dir: Path) -> dict[str, Any]:
@@ -278,16 +258,11 @@ def main(config: dict[str, Any], out_dir: Path) -> dict[str, Any]:
     }
     print("\n".join(table_lines(results)))
     print("\n".join(optimum_lines(results)))
-    out_dir.mkdir(parents=True, exist_ok=True)
-    text = json.dumps(results, indent=0, allow_nan=False)
-    write_whole(out_dir / "results.json", text + "\n")
-    write_readme(results, out_dir)
+    experiment.write_results(out_dir, results, readme(results))
     plot(results, out_dir)
     return results
 
 
 if __name__ == "__main__":
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--out", type=Path, default=HERE)
-    arguments = parser.parse_args()
-    main(json.loads((HERE / "config.json").read_text()), arguments.out)
+    given = experiment.command(__doc__, HERE)
+    main(given.config, given.out)

@@ -8,7 +8,6 @@ and its own sweep of contexts for one architecture.
 
 from __future__ import annotations
 
-import argparse
 import dataclasses
 import json
 import os
@@ -24,9 +23,8 @@ import jax.numpy as jnp
 import numpy as np
 
 import hymell_jax as hj
+from hymell_jax import experiment, operators, quantities
 from hymell_jax import model as cost_model
-from hymell_jax import operators, quantities
-from hymell_jax.files import write_whole
 
 HERE = Path(__file__).parent
 TOTALS = ("energy_per_token_j", "decode_energy_per_token_j", "prefill_energy_j", "latency_s",
@@ -192,17 +190,11 @@ def main(config: dict[str, Any], out: Path) -> dict[str, Any]:
     content["peak_memory_mb"] = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
     content["load_after"] = os.getloadavg()[0]
     print(f"load {content['load_before']:.1f} before, {content['load_after']:.1f} after")
-    out.mkdir(parents=True, exist_ok=True)
-    write_whole(out / "results.json", json.dumps(content, indent=1) + "\n")
+    experiment.write_results(out, content, indent=1)
     return content
 
 
 if __name__ == "__main__":
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--out", type=Path, default=HERE)
-    parser.add_argument("--architectures", type=int, help="Of our own rates.")
-    options = parser.parse_args()
-    settings = json.loads((HERE / "config.json").read_text())
-    if options.architectures:
-        settings["architectures"] = options.architectures
-    main(settings, options.out)
+    given = experiment.command(__doc__, HERE, architectures=dict(type=int, help="of our own rates"))
+    given.config["architectures"] = given.architectures or given.config["architectures"]
+    main(given.config, given.out)
