@@ -7,18 +7,15 @@ against them stands the share of rows whose predicted power reaches its label (`
 
 from __future__ import annotations
 
-import functools
 import os
 from pathlib import Path
 from typing import Any
 
-import jax
 import numpy as np
 import pandas as pd
 
 from hymell_jax import block_power, block_recipes, blocks, checkpoint, evaluate
 from hymell_jax.model import CostModel
-from hymell_jax.types import Device
 
 TABLE_OF = {
     **{name: name for name in blocks.ATTENTION_BLOCKS},
@@ -44,47 +41,8 @@ PUBLISHED_MAPE: dict[tuple[str, str, str], float] = {
 }
 """(table, regime, target): percent, arXiv 2608.06723, tables 4, 5 and 9; bf16 on an H100 NVL."""
 
-CHUNK_ROWS = 2048
-"""Rows a call, so that every table is evaluated by one compiled program a block."""
-
 LABEL_SLACK = 0.05
 """A predicted power counts as reaching its label from 5 % below it."""
-
-
-@functools.partial(jax.jit, static_argnames="name")
-def _seconds(name, block, coefficients, device, sizes):
-    """(level 1 [n_rows], level 2 [n_rows]) seconds of a block."""
-    key = name.partition("_")[2]
-    own = block.coefficients or coefficients
-    level1_s, features = block_recipes.level1_form(name, own, device, *sizes)
-    if name in blocks.ATTENTION_BLOCKS:
-        found = blocks.attention_time(block, key, own, device, level1_s, *sizes)
-    else:
-        found = blocks.corrected(block, level1_s, features)
-    return level1_s, found.time_s
-
-
-def block_seconds(
-    name: str, block: blocks.Block, coefficients, device: Device, frame: pd.DataFrame
-) -> tuple[np.ndarray, np.ndarray]:
-    """Seconds [n_rows] of measured rows at level 1 and at level 2.
-
-    Args:
-        name: one of `blocks.BLOCKS`.
-        block: trained.
-        coefficients: of level-1 attention, used by the attention cores.
-        device: data sheet.
-        frame: as `block_recipes.block_rows` returns it.
-    """
-    sizes = block_recipes.block_sizes(name, frame)
-    found = []
-    for start in range(0, len(frame), CHUNK_ROWS):
-        part = [column[start : start + CHUNK_ROWS] for column in sizes]
-        full = tuple(np.pad(x, (0, CHUNK_ROWS - len(x)), mode="edge") for x in part)
-        seconds = _seconds(name, block, coefficients, device, full)
-        found.append([np.asarray(x, np.float64)[: len(part[0])] for x in seconds])
-    one, two = (np.concatenate(columns) for columns in zip(*found, strict=True))
-    return one, two
 
 
 def _watts(model: CostModel, name: str, frame: pd.DataFrame, time_s: np.ndarray) -> np.ndarray:
@@ -119,7 +77,7 @@ def predicted_rows(
         frame = frame if frame.empty else evaluate.chosen_split(frame, split)
         if frame.empty:
             continue
-        one, two = block_seconds(name, block, coefficients, model.device, frame)
+        one, two = block_recipes.block_seconds(name, block, coefficients, model.device, frame)
         frame = frame.reset_index(drop=True).assign(level1_s=one, level2_s=two)
         if name in block_power.POWER_BLOCKS:
             frame = frame.assign(power_pred_w=_watts(model, name, frame, two))

@@ -168,7 +168,7 @@ def test_a_block_moves_to_rows_of_another_device(folder, fitted):
     )
     error = []
     for block in (before, after):
-        _, two = block_evaluate.block_seconds("attention_decode", block, C, SHEET, test)
+        _, two = block_recipes.block_seconds("attention_decode", block, C, SHEET, test)
         error.append(evaluate.errors(two, test["time_s"].to_numpy())["mape"])
     assert error[0] > 25.0 and error[1] < 8.0
     np.testing.assert_array_equal(after.normalizer.mean, before.normalizer.mean)

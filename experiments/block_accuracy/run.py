@@ -157,10 +157,7 @@ def network_rows(config, folder: Path) -> list[dict[str, Any]]:
         theirs = block_recipes.fit_block(
             name, folder, device, runtime, "bf16", attention, settings=settings
         )
-        fields = ("coefficients", "params", "normalizer", "spec")
-        shipped = block_recipes.block_errors(
-            name, {field: getattr(ours, field) for field in fields}, attention, model.device, frame
-        )
+        shipped = block_recipes.block_errors(name, ours, attention, model.device, frame)
         for one, other in zip(shipped, theirs["errors"], strict=True):
             if one["split"] == config["split"]:
                 found.append({
