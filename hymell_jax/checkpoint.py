@@ -132,10 +132,6 @@ def _checked(expected: Any, found: Any, where: str) -> Any:
     if isinstance(expected, Mapping):
         if not isinstance(found, Mapping):
             raise ValueError(f"{where} must be an object.")
-        if ".stream." in where:
-            found = {**rowwise.NEUTRAL, **found}
-        if where.endswith(".collectives"):
-            found = {**collectives.DEFAULTS, **found}
         missing = [name for name in expected if name not in found]
         unknown = [name for name in found if name not in expected]
         if missing or unknown:
