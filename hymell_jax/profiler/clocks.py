@@ -15,8 +15,9 @@ Call = Callable[[int], Any]
 
 SAMPLE_S = 1e-3  # a sample lasts at least this long, so that a clock tick is nothing
 WARM_UP_S = 0.02
+LONG_S = 0.2  # a call this long needs no second warm-up
 MOST_SAMPLES = 400
-GRAPH_CALLS = 16  # calls in one captured graph
+GRAPH_CALLS = 16  # calls in one captured graph, more where there are more sets of inputs
 
 
 @dataclasses.dataclass(frozen=True)
@@ -94,18 +95,25 @@ class HostClock:
             if collecting:
                 gc.enable()
         if len(samples) < least:
-            raise RuntimeError("the clock did not advance while the case was measured")
+            raise RuntimeError("the clock stood still or ran backwards")
         gap = (self._wall() - wall) - (self._now() - began)
         return summarise(samples, inner, launch_s=None, launch_included=True, clock_gap_s=gap)
 
     def _warm_up(self, call: Call, seconds: float) -> tuple[float, int]:
         """(seconds of one warm call, calls made)."""
+        began = self._now()
         call(0)
+        cold = self._now() - began
+        if cold > LONG_S:
+            return cold, 1
         began, calls = self._now(), 0
         while calls < 1 or (self._now() - began < seconds and calls < 10_000):
             calls += 1
             call(calls)
-        return max((self._now() - began) / calls, 1e-9), calls + 1
+        warm = (self._now() - began) / calls
+        if warm <= 0:
+            raise RuntimeError("the clock did not advance while the case was warmed up")
+        return warm, calls + 1
 
 
 class CudaClock:
@@ -125,8 +133,9 @@ class CudaClock:
             call(index)
         cuda.synchronize(self._device)
         launch_s = self._launch(call)
-        graph = None if whole else self._capture(call)
-        inner = 1 if graph is None else GRAPH_CALLS
+        calls = max(GRAPH_CALLS, getattr(call, "count", 1))
+        graph = None if whole else self._capture(call, calls)
+        inner = 1 if graph is None else calls
         run = graph.replay if graph is not None else lambda: call(0)
         wall, began = time.time(), time.perf_counter()
         samples: list[float] = []
@@ -155,13 +164,13 @@ class CudaClock:
         self._torch.cuda.synchronize(self._device)
         return issued
 
-    def _capture(self, call: Call) -> Any:
-        """A graph of `GRAPH_CALLS` calls on successive inputs, None where capture fails."""
+    def _capture(self, call: Call, calls: int) -> Any:
+        """A graph of calls on successive inputs, None where capture fails."""
         cuda = self._torch.cuda
         graph = cuda.CUDAGraph()
         try:
             with cuda.graph(graph):
-                for index in range(GRAPH_CALLS):
+                for index in range(calls):
                     call(index)
         except RuntimeError:
             cuda.synchronize(self._device)

@@ -14,7 +14,6 @@ from typing import Any, Protocol
 
 from hymell_jax.profiler.clocks import Call
 
-LEAST_WINDOW_S = 5.0
 LEAST_TICKS = 50
 MOST_WINDOW_S = 60.0
 BATCH_S = 0.02  # calls between two looks at the counter
@@ -26,7 +25,7 @@ class Meter(Protocol):
     """A counter of energy since some past moment, and what else the device tells."""
 
     source: str  # what a row says
-    fine: bool  # updates within milliseconds, so that the samples of a timing are a window
+    window_s: float  # that a case is repeated for, unless `LEAST_TICKS` come first
 
     def energy_j(self) -> float: ...
 
@@ -52,7 +51,7 @@ class Energy:
 class ZeusMeter:
     """One GPU through Zeus (ml-energy/zeus, Apache-2.0), which covers NVIDIA and AMD."""
 
-    fine = False
+    window_s = 5.0
 
     def __init__(self, gpus: Any, index: int):
         self._gpus, self._index = gpus, index
@@ -77,7 +76,7 @@ class ZeusMeter:
 class NvmlMeter:
     """One NVIDIA GPU through NVML's total energy counter."""
 
-    fine = False
+    window_s = 5.0
 
     def __init__(self, nvml: Any, index: int):
         self._nvml, self._gpu = nvml, nvml.nvmlDeviceGetHandleByIndex(index)
@@ -106,7 +105,7 @@ class NvmlMeter:
 class RaplMeter:
     """The packages of a CPU through the kernel's powercap files; counters wrap round."""
 
-    fine = True
+    window_s = 0.25  # the counter moves every millisecond
 
     def __init__(self, zones: list[Path]):
         self._zones = zones
@@ -180,7 +179,7 @@ def metered(
     synchronise: Callable[[], None],
     now: Callable[[], float] = time.perf_counter,
 ) -> Energy:
-    """Repeat a call for at least 5 s or 50 ticks of the counter, between two ticks of it.
+    """Repeat a call for the meter's window or 50 ticks of its counter, from tick to tick.
 
     Args:
         meter: what counts.
@@ -195,7 +194,7 @@ def metered(
     begin = last = _tick(meter, call, batch, synchronise, now)
     began = previous = now()
     while (elapsed := now() - began) < MOST_WINDOW_S:
-        if ticks and (elapsed >= LEAST_WINDOW_S or ticks >= LEAST_TICKS):
+        if ticks and (elapsed >= meter.window_s or ticks >= LEAST_TICKS):
             break
         for index in range(batch):
             call(calls + index)

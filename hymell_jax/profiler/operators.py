@@ -26,12 +26,13 @@ def prepare(bench: Bench, case: Case) -> Call:
 
 
 def in_turn(function: Any, sets: list[tuple[Any, ...]]) -> Call:
-    """Calls `function` on one set of inputs after another."""
+    """Calls `function` on one set of inputs after another; `count` says how many there are."""
     count = len(sets)
 
     def call(index: int) -> Any:
         return function(*sets[index % count])
 
+    call.count = count
     return call
 
 

@@ -238,7 +238,7 @@ class Profiler:
 
     def _energy(self, case: Case, call: Any, time_s: float) -> dict[str, Any]:
         """Energy columns; null where there is no meter or the plan does not ask."""
-        if self.meter is None or not (case.metered or self.meter.fine):
+        if self.meter is None or not (case.metered or self.meter.window_s < 1):
             source = self.energy_source if self.meter is None else "none: not asked by the plan"
             return {"energy_j": None, "power_w": None, "energy_source": source}
         found = meters.metered(self.meter, call, time_s, self.bench.synchronise)
