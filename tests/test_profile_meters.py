@@ -93,6 +93,10 @@ class FakeGpu:
     def nvmlDeviceGetHandleByIndex(self, index):
         return f"gpu {index}"
 
+    def nvmlDeviceGetHandleByUUID(self, uuid):
+        assert uuid == "GPU-1"
+        return "gpu 0"
+
     def nvmlDeviceGetTotalEnergyConsumption(self, gpu):
         return round(self._joules() * 1e3)
 
@@ -149,11 +153,12 @@ def test_the_meter_is_zeus_then_nvml_then_none(monkeypatch):
     monkeypatch.setitem(sys.modules, "zeus.device", None)
     gpu.nvmlInit = lambda: None
     monkeypatch.setitem(sys.modules, "pynvml", gpu)
-    assert meters.find_meter("cuda").source.startswith("nvml")
+    assert meters.find_meter("cuda", 0, "GPU-1").source.startswith("nvml")
     gpu.supports_get_total_energy_consumption = lambda index: True
     monkeypatch.setitem(sys.modules, "zeus.device", types.SimpleNamespace(get_gpus=lambda: gpu))
     monkeypatch.setitem(sys.modules, "zeus", types.ModuleType("zeus"))
-    assert meters.find_meter("cuda").source.startswith("zeus")
+    meter = meters.find_meter("cuda")
+    assert meter.source.startswith("zeus") and meter.state()["throttle_reasons"] == 4
     gpu.supports_get_total_energy_consumption = lambda index: False
     monkeypatch.setitem(sys.modules, "pynvml", None)
     assert meters.find_meter("cuda") is None

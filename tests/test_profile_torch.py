@@ -12,7 +12,7 @@ from click.testing import CliRunner
 from hymell_jax import cli, devices
 from hymell_jax.hf import read_hf
 from hymell_jax.profiler import bench as benches
-from hymell_jax.profiler import catalogue, machine, models, plans, run
+from hymell_jax.profiler import blocks, catalogue, machine, plans, run
 from hymell_jax.profiler.cases import Case
 
 torch = pytest.importorskip("torch")
@@ -104,18 +104,18 @@ def test_a_decode_step_is_that_of_the_library(profiler, tiny):
     with torch.inference_mode():
         model = profiler.models._get(tiny().sizes["model"], "sdpa")
         whole = model(input_ids=prompt).logits[:, -1]
-        cache = model(input_ids=prompt[:, :-1], use_cache=True).past_key_values
-        rewind = models.Rewind(cache)
+        name = blocks.cache_argument(model.forward)
+        rewind = blocks.Rewind(model(input_ids=prompt[:, :-1], use_cache=True)[name])
         for _ in range(3):
-            step = model(input_ids=prompt[:, -1:], past_key_values=rewind(), use_cache=True)
+            step = model(input_ids=prompt[:, -1:], use_cache=True, **{name: rewind()})
             assert torch.allclose(step.logits[:, -1], whole, atol=1e-4)
         call = profiler.models.prepare(tiny(phase="decode", batch=3, context_len=9))
         for index in range(3):
-            kept = call(index).past_key_values
+            kept = call(index)[name]
             assert kept.get_seq_length() == 9 and call(index).logits.shape == (3, 1, 100)
         prefill = profiler.models.prepare(tiny(phase="prefill", batch=2, prompt_len=7))(0)
         assert prefill.logits.shape == (2, 1, 100)
-        assert prefill.past_key_values.get_seq_length() == 7
+        assert prefill[name].get_seq_length() == 7
     assert bench.dtype == torch.float32 and float(prefill.logits.std()) > 0
 
 

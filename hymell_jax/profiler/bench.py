@@ -116,6 +116,13 @@ class Bench:
             return machine.last_cache_bytes()
         return float(self.torch.cuda.get_device_properties(self.device).L2_cache_size)
 
+    def uuid(self) -> str | None:
+        """Of the GPU, as its driver names it; None for a CPU, or where PyTorch does not say."""
+        if self.kind == "cpu":
+            return None
+        found = getattr(self.torch.cuda.get_device_properties(self.device), "uuid", None)
+        return f"GPU-{found}" if found else None
+
     def memory_bytes(self) -> float:
         """Of the device in all."""
         if self.kind == "cpu":

@@ -53,8 +53,8 @@ class ZeusMeter:
 
     window_s = 5.0
 
-    def __init__(self, gpus: Any, index: int):
-        self._gpus, self._index = gpus, index
+    def __init__(self, gpus: Any, index: int, details: Callable[[], dict[str, Any]] = dict):
+        self._gpus, self._index, self._details = gpus, index, details
         self.source = "zeus: the GPU's total energy counter"
 
     def energy_j(self) -> float:
@@ -66,8 +66,8 @@ class ZeusMeter:
         return self._gpus.get_instant_power_usage(self._index) * 1e-3
 
     def state(self) -> dict[str, Any]:
-        """Temperature and power limit."""
-        return {
+        """Temperature and power limit, and what `details` adds."""
+        return self._details() | {
             "temperature_c": self._gpus.get_gpu_temperature(self._index),
             "power_limit_w": self._gpus.get_power_management_limit(self._index) * 1e-3,
         }
@@ -78,8 +78,12 @@ class NvmlMeter:
 
     window_s = 5.0
 
-    def __init__(self, nvml: Any, index: int):
-        self._nvml, self._gpu = nvml, nvml.nvmlDeviceGetHandleByIndex(index)
+    def __init__(self, nvml: Any, index: int, uuid: str | None = None):
+        self._nvml = nvml
+        if uuid:  # the driver counts all GPUs, PyTorch the visible ones only
+            self._gpu = nvml.nvmlDeviceGetHandleByUUID(uuid)
+        else:
+            self._gpu = nvml.nvmlDeviceGetHandleByIndex(index)
         self.source = "nvml: the GPU's total energy counter"
 
     def energy_j(self) -> float:
@@ -138,32 +142,47 @@ class RaplMeter:
 NO_METER = "none: no meter"
 
 
-def find_meter(kind: str, index: int = 0, root: str = "/sys/class/powercap") -> Meter | None:
-    """The best meter of a device that can be read now, None where there is none."""
-    finders = (_zeus, _nvml) if kind == "cuda" else (lambda _: _rapl(root),)
-    for find in finders:
-        try:
-            meter = find(index)
-            if meter is not None:
-                meter.energy_j()
-                return meter
-        except Exception:  # a library of the driver may raise anything: it is no meter then
-            continue
-    return None
+def find_meter(
+    kind: str, index: int = 0, uuid: str | None = None, root: str = "/sys/class/powercap"
+) -> Meter | None:
+    """The best meter of a device that can be read now, None where there is none.
+
+    Args:
+        kind: "cpu" or "cuda".
+        index, uuid: of the GPU, as PyTorch counts and names it.
+        root: where the kernel shows RAPL.
+    """
+    finders: tuple[Callable[[], Meter | None], ...] = (lambda: _rapl(root),)
+    if kind == "cuda":
+        finders = (lambda: _zeus(index, uuid), lambda: _nvml(index, uuid))
+    return next((found for find in finders if (found := _readable(find)) is not None), None)
 
 
-def _zeus(index: int) -> Meter | None:
+def _readable(find: Callable[[], Meter | None]) -> Meter | None:
+    try:
+        meter = find()
+        if meter is not None:
+            meter.energy_j()
+        return meter
+    except Exception:  # a library of the driver may raise anything: it is no meter then
+        return None
+
+
+def _zeus(index: int, uuid: str | None) -> Meter | None:
     from zeus.device import get_gpus
 
     gpus = get_gpus()
-    return ZeusMeter(gpus, index) if gpus.supports_get_total_energy_consumption(index) else None
+    if not gpus.supports_get_total_energy_consumption(index):
+        return None
+    other = _readable(lambda: _nvml(index, uuid))
+    return ZeusMeter(gpus, index, other.state if other is not None else dict)
 
 
-def _nvml(index: int) -> Meter | None:
+def _nvml(index: int, uuid: str | None) -> Meter | None:
     import pynvml
 
     pynvml.nvmlInit()
-    return NvmlMeter(pynvml, index)
+    return NvmlMeter(pynvml, index, uuid)
 
 
 def _rapl(root: str) -> Meter | None:

@@ -69,7 +69,7 @@ def profile(
     with machine.pinned(own) as pinning:
         bench = Bench(device, len(own))
         profiler = Profiler(bench, chosen, name or device_name(bench, len(own)))
-        identity = profiler.identity | {"threads": len(own)}
+        identity = profiler.identity | {"torch": bench.torch.__version__, "threads": len(own)}
         journal = store.Journal(folder, identity)
         try:
             return _run(profiler, journal, folder, hours, report, note, pinning)
@@ -150,7 +150,7 @@ class Profiler:
     def __init__(self, bench: Bench, plan: plans.Plan, name: str):
         self.bench, self.plan = bench, plan
         self.models = Models(bench)
-        self.meter = meters.find_meter(bench.kind, bench.device.index or 0)
+        self.meter = meters.find_meter(bench.kind, bench.device.index or 0, bench.uuid())
         self.energy_source = self.meter.source if self.meter else meters.NO_METER
         self.identity = {
             "device": name,

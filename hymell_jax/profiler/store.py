@@ -21,7 +21,7 @@ from hymell_jax.profiler import schema, steadiness
 from hymell_jax.profiler.cases import case_key
 
 JOURNAL = "journal.jsonl"
-IDENTITY = ("device", "runtime", "dtype", "threads")
+IDENTITY = ("device", "runtime", "torch", "dtype", "threads")
 MOST_STARTS = 3  # of a case that never ended, as when the kernel kills the process for memory
 MOST_FAILURES = 2
 
@@ -43,7 +43,7 @@ class Journal:
 
     Raises:
         ValueError: the folder cannot be written, another process profiles into it, or it holds the
-            profile of another device, runtime, format or number of threads.
+            profile of another device, runtime, PyTorch, format or number of threads.
     """
 
     def __init__(self, folder: str | os.PathLike[str], identity: Record):
