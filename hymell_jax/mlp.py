@@ -117,12 +117,28 @@ def _positive(weight: jax.Array) -> jax.Array:
     return jnp.where(weight >= 0, weight, -weight)
 
 
-def _mixed_units(x: jax.Array) -> jax.Array:
+@jax.custom_jvp
+def _rise(x: jax.Array) -> jax.Array:
+    """softplus(x) - ln 2: convex, increasing, zero at zero."""
+    return jnp.maximum(x, 0.0) + jnp.log(1.0 + jnp.exp(-jnp.abs(x))) - math.log(2.0)
+
+
+_rise.defjvps(lambda slope, _, x: slope * nn.sigmoid(x))
+
+
+def _mixed_units(x: jax.Array) -> tuple[jax.Array, jax.Array, jax.Array]:
     """Increasing activations: a third each convex, concave and saturating; zero at zero."""
     convex, concave, saturating = jnp.split(x, N_KINDS, axis=-1)
-    ln2 = math.log(2.0)
-    parts = (nn.softplus(convex) - ln2, ln2 - nn.softplus(-concave), jnp.tanh(saturating))
-    return jnp.concatenate(parts, axis=-1)
+    return _rise(convex), -_rise(-concave), jnp.tanh(saturating)
+
+
+def _product(parts: tuple[jax.Array, ...], kernel: jax.Array) -> jax.Array:
+    """The parts side by side times a kernel, without laying them side by side.
+
+    A compiler that fuses the units into one array computes them anew for every use.
+    """
+    edges = np.cumsum([part.shape[-1] for part in parts])[:-1]
+    return sum(part @ rows for part, rows in zip(parts, jnp.split(kernel, edges), strict=True))
 
 
 class _MonotoneNetwork(nn.Module):
@@ -137,17 +153,17 @@ class _MonotoneNetwork(nn.Module):
         for _ in range(2):
             free = nn.silu(nn.Dense(spec.embedding)(free))
         scaled = nn.initializers.variance_scaling(1.0, "fan_in", "normal")
-        hidden = monotone
+        hidden, n_in = (monotone,), spec.n_monotone
         for layer, width in enumerate(spec.hidden):
-            kernel = self.param(f"monotone_{layer}", scaled, (hidden.shape[-1], width))
+            kernel = self.param(f"monotone_{layer}", scaled, (n_in, width))
             offset = nn.Dense(width, bias_init=nn.initializers.normal(0.5))(free)
-            hidden = _mixed_units(hidden @ _positive(kernel) + offset)
+            hidden, n_in = _mixed_units(_product(hidden, _positive(kernel)) + offset), width
         zero = nn.initializers.zeros
-        last = self.param("monotone_out", zero, (hidden.shape[-1],))
+        last = self.param("monotone_out", zero, (n_in,))
         slope = self.param("level1_slope", nn.initializers.ones, ())
         offset = nn.Dense(1, kernel_init=zero)(free)[..., 0]
         level1 = level1_scale * monotone[..., -1]
-        return hidden @ _positive(last) + offset + (_positive(slope) - 1.0) * level1
+        return _product(hidden, _positive(last)) + offset + (_positive(slope) - 1.0) * level1
 
 
 def fit_normalizer(features: np.ndarray) -> Normalizer:
