@@ -50,7 +50,8 @@ def evaluate(device, folder, level, split, form, reference, checkpoints, as_json
 @click.option("--seeds", default=1, show_default=True, help="Fits per matrix product, best kept.")
 @click.option("--operators", is_flag=True, help="Fit the row-wise operators again.")
 @click.option("--resume", is_flag=True, help="Keep what the folder already holds.")
-def fit(level, device, runtime, dtype, folder, out, seeds, operators, resume) -> None:
+@json_option
+def fit(level, device, runtime, dtype, folder, out, seeds, operators, resume, as_json) -> None:
     """Fit a device's coefficients and networks to measured tables; write its checkpoints."""
     from hymell_jax import block_recipes, checkpoint, data, files, recipes
 
@@ -60,6 +61,7 @@ def fit(level, device, runtime, dtype, folder, out, seeds, operators, resume) ->
     chosen = recipes.fittable(root, device, runtime, dtype)
     files.writable_folder(out)
     done = set(checkpoint.available(out)) if resume else set()
+    written = []
     with progress() as report:
         for operator in recipes.operators_in(root):
             if operators or not recipes.operator_file(out, operator).is_file():
@@ -76,6 +78,12 @@ def fit(level, device, runtime, dtype, folder, out, seeds, operators, resume) ->
             if level == "2":
                 block_recipes.add_blocks(content, root, out, progress=report)
             click.echo(f"{'/'.join(entry)}", err=True)
+            name = checkpoint.file_name(*entry)
+            written.append(dict(zip(("device", "runtime", "dtype"), entry, strict=True)) | {
+                "file": name, "resumed": entry in done,
+            })  # fmt: skip
+    if as_json:
+        print_json({"out": out, "level": int(level), "checkpoints": written})
 
 
 @click.command(name="import")
@@ -84,7 +92,8 @@ def fit(level, device, runtime, dtype, folder, out, seeds, operators, resume) ->
 )
 @click.option("--from", "path", help="Checkout of the source; aiconfigurator-core needs none.")
 @click.option("--out", required=True, help="Folder of measured tables to write.")
-def import_tables(source, path, out) -> None:
+@json_option
+def import_tables(source, path, out, as_json) -> None:
     """Rebuild measured tables from a public source."""
     from hymell_jax import files, importers
 
@@ -92,8 +101,12 @@ def import_tables(source, path, out) -> None:
         raise ValueError(f"Importing {source} needs --from, the path of its checkout.")
     files.writable_folder(out)
     run = getattr(importers, f"import_{source}")
-    for name, written in importers.write_tables(run(path), out).items():
-        click.echo(f"{name}: {written}", err=True)
+    written = importers.write_tables(run(path), out)
+    if as_json:
+        print_json({"source": source, "out": out, "tables": written})
+        return
+    for name, rows in written.items():
+        click.echo(f"{name}: {rows}", err=True)
 
 
 def _show_errors(rows: list[dict[str, Any]], device: str, split: str, form: str) -> None:

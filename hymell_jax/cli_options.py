@@ -53,7 +53,7 @@ device_option = click.option(
     help="Exact name (see `hymell devices`) or a JSON file.",
 )  # fmt: skip
 devices_option = click.option(
-    "--device", "devices", multiple=True, metavar="D...", shell_complete=complete(device_names),
+    "--device", multiple=True, metavar="D...", shell_complete=complete(device_names),
     help="Exact name (see `hymell devices`) or a JSON file; several may follow.",
 )  # fmt: skip
 runtime_option = click.option(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import shutil
 import sys
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -29,8 +30,7 @@ def table(title: str, headings: list[str], rows: list[list[str]], left: int = 1)
         grid.add_column(heading, justify="left" if index < left else "right", no_wrap=True)
     for row in rows:
         grid.add_row(*map(escape, row))
-    width = None if sys.stdout.isatty() else 200
-    Console(width=width, highlight=False).print(grid)
+    Console(width=width(), highlight=False).print(grid)
 
 
 @contextlib.contextmanager
@@ -41,15 +41,24 @@ def progress() -> Iterator[Any]:
         BarColumn,
         MofNCompleteColumn,
         Progress,
+        ProgressColumn,
         TextColumn,
         TimeElapsedColumn,
         TimeRemainingColumn,
     )
+    from rich.text import Text
+
+    class Rate(ProgressColumn):
+        """How many a second, or how many seconds each."""
+
+        def render(self, task: Any) -> Text:
+            return Text(rate(task.finished_speed or task.speed))
 
     columns = (
         TextColumn("{task.description}"),
         BarColumn(),
         MofNCompleteColumn(),
+        Rate(),
         TimeElapsedColumn(),
         TimeRemainingColumn(),
     )
@@ -63,6 +72,18 @@ def progress() -> Iterator[Any]:
             bars.update(tasks[key], completed=done)
 
         yield report
+
+
+def rate(per_second: float | None) -> str:
+    """Steps a second, or seconds a step where they are slow."""
+    if not per_second:
+        return ""
+    return f"{per_second:.3g}/s" if per_second >= 1 else f"{1 / per_second:.3g} s each"
+
+
+def width() -> int:
+    """Characters a line: of the terminal, or enough for a file."""
+    return shutil.get_terminal_size((200, 50)).columns if sys.stdout.isatty() else 200
 
 
 def seconds(value: float) -> str:

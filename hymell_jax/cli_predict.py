@@ -11,17 +11,32 @@ from hymell_jax.cli_options import (
     LEVELS,
     batch_options,
     device_option,
+    devices_option,
     dtype_option,
     json_option,
+    model_argument,
+    models_argument,
     runtime_option,
+    subjects,
     tensor_parallel_option,
+    together,
 )
-from hymell_jax.cli_output import cell, joules, parts_table, print_json, seconds, size, table
+from hymell_jax.cli_output import cell, joules, print_json, seconds, table
+from hymell_jax.cli_show import show_comparison, show_prediction
+
+_cost_options = together(
+    click.option("--carbon-intensity", type=float, metavar="G", help="Grams of CO2 per kWh."),
+    click.option("--price", type=float, metavar="P", help="Of a kWh, in any currency."),
+    click.option("--gpu-price", type=float, metavar="P", help="Of an hour of one GPU."),
+)
 
 
 @click.command()
-@click.argument("model")
-@device_option
+@models_argument
+@devices_option
+@click.option(
+    "--compare", multiple=True, metavar="NAME...", help="More models or devices to line up."
+)
 @runtime_option
 @dtype_option
 @click.option("--kv-dtype", type=click.Choice(DTYPES), default="bf16", show_default=True)
@@ -30,79 +45,68 @@ from hymell_jax.cli_output import cell, joules, parts_table, print_json, seconds
 @click.option("--level", type=click.Choice(LEVELS), default="best", show_default=True)
 @click.option("--engine", help="Serving engine of level 3; by default vLLM.")
 @click.option("--ignore-memory", is_flag=True, help="Predict even what does not fit.")
+@_cost_options
 @json_option
 def predict(
-    model, device, runtime, dtype, kv_dtype, batch, prompt, output, tensor_parallel, level,
-    engine, ignore_memory, as_json,
+    words, device, compare, runtime, dtype, kv_dtype, batch, prompt, output, tensor_parallel,
+    level, engine, ignore_memory, carbon_intensity, price, gpu_price, as_json,
 ) -> None:  # fmt: skip
-    """Latency, energy and memory of MODEL: a preset, a config.json, or a folder that holds one."""
-    from hymell_jax import checkpoint, models, summary, types
+    """Latency, energy and memory of MODEL: a preset, a config.json, or a folder that holds one.
 
-    hf = models.resolve_model(model)
-    chosen = dtype or hf.dtype
-    work = types.workload(
-        batch_size=batch,
-        prompt_tokens=prompt,
-        output_tokens=output,
-        dtype=chosen,
-        kv_dtype=kv_dtype,
-        tensor_parallel=tensor_parallel,
-    )
-    fitted = checkpoint.load(device, runtime, chosen, engine=engine)
-    content = summary.summarise(fitted, hf, work, level, check_memory=not ignore_memory)
+    Several models and devices, as in `hymell predict M1 M2 --device D1 D2`, are lined up.
+    """
+    more = [part for text in compare for part in text.split(",") if part.strip()]
+    names, places = subjects([*words, *more], device)
+    from hymell_jax import checkpoint, devices, footprint, models, summary, types
+
+    hfs = {name: models.resolve_model(name) for name in names}
+    for place in places:
+        devices.get_device(place)
+
+    def one(name: str, place: str) -> dict[str, Any]:
+        hf = hfs[name]
+        chosen = dtype or hf.dtype
+        work = types.workload(
+            batch_size=batch,
+            prompt_tokens=prompt,
+            output_tokens=output,
+            dtype=chosen,
+            kv_dtype=kv_dtype,
+            tensor_parallel=tensor_parallel,
+        )
+        fitted = checkpoint.load(place, runtime, chosen, engine=engine)
+        answer = summary.summarise(fitted, hf, work, level, check_memory=not ignore_memory)
+        costs = footprint.footprint(answer, carbon_intensity, price, gpu_price)
+        return answer | {"footprint": costs}
+
+    if len(names) * len(places) == 1:
+        content = one(names[0], places[0])
+        show = show_prediction
+    else:
+        content = _lined_up(one, names, places)
+        show = show_comparison
     if as_json:
         print_json(content)
     else:
-        _show_prediction(content)
+        show(content)
 
 
-def _show_prediction(c: dict[str, Any]) -> None:
-    work, memory = c["workload"], c["memory"]
-    title = (
-        f"{c['model']} on {c['device']} ({c['runtime']}, {c['dtype']}), batch "
-        f"{work['batch_size']:g}, prompt {work['prompt_tokens']:g}, output "
-        f"{work['output_tokens']:g}, level {c['level']}"
-    )
-    tokens = work["batch_size"] * work["output_tokens"]
-    rows = [
-        ["prefill", seconds(c["prefill"]["time_s"]), joules(c["prefill"]["energy_j"]),
-         f"{c['prefill']['power_w']:.0f} W"],
-        ["decode, a token", seconds(c["decode"]["time_per_token_s"]),
-         joules(c["decode"]["energy_per_token_j"]), f"{c['decode']['power_w']:.0f} W"],
-        ["total", seconds(c["total"]["time_s"]), joules(c["total"]["energy_j"]),
-         f"{c['total']['energy_j'] / c['total']['time_s']:.0f} W"],
-    ]  # fmt: skip
-    headings = ["", "time", "energy", "power"]
-    if c["interval"]:
-        headings += [f"{100 * c['interval']['coverage']:.0f} % of time", "of energy"]
-        for row, phase in zip(rows, ("prefill", "decode"), strict=False):
-            for show, bounds in zip((seconds, joules), c["interval"][phase].values(), strict=True):
-                row.append(" to ".join(map(show, bounds)))
-        rows[2] += ["", ""]
-    table(title, headings, rows)
-    click.echo(
-        f"\n{c['total']['output_tokens_per_s']:.4g} output tokens/s, prefill included; "
-        f"{c['total']['energy_j'] / tokens * 1e3:.4g} J per 1000 output tokens, "
-        f"{c['total']['energy_wh']:.4g} Wh"
-    )
-    needed = memory["weights_bytes"] + memory["kv_cache_bytes"] + memory["activations_bytes"]
-    each = " on each GPU" if work["tensor_parallel"] > 1 else ""
-    click.echo(
-        f"memory{each} {size(needed)} of {size(memory['capacity_bytes'])}: weights "
-        f"{size(memory['weights_bytes'])}, KV cache {size(memory['kv_cache_bytes'])} "
-        f"({memory['kv_cache_bytes_per_token']:.0f} bytes a token), activations "
-        f"{size(memory['activations_bytes'])}\n"
-    )
-    for phase in ("prefill", "decode"):
-        parts_table(phase, c["parts"][phase])
-        click.echo()
-    click.echo(f"Left out: {c['excluded']}.")
-    for warning in c["warnings"]:
-        click.echo(f"Note: {warning}", err=True)
+def _lined_up(one: Any, names: list[str], places: list[str]) -> dict[str, Any]:
+    """All pairs; one that cannot be predicted is named with its reason, unless none can."""
+    found, left_out = [], []
+    for name in names:
+        for place in places:
+            try:
+                found.append(one(name, place))
+            except ValueError as error:
+                left_out.append({"model": name, "device": place, "reason": str(error)})
+    if not found:
+        raise ValueError(left_out[0]["reason"])
+    return {"predictions": found, "left_out": left_out}
 
 
 @click.command()
-@click.argument("model")
+@model_argument
 @device_option
 @batch_options
 @json_option

@@ -8,8 +8,11 @@ import click
 
 from hymell_jax.cli_options import (
     batch_options,
+    complete,
+    device_names,
     dtype_option,
     json_option,
+    model_argument,
     numbers,
     tensor_parallel_option,
 )
@@ -17,8 +20,9 @@ from hymell_jax.cli_output import cell, joules, print_json, seconds, size, table
 
 
 @click.command()
-@click.argument("model")
+@model_argument
 @click.option("--devices", "names", default="all", show_default=True, metavar="all|A,B,...",
+              shell_complete=complete(device_names),
               help="Exact names (see `hymell devices`) or JSON files.")  # fmt: skip
 @click.option("--slo", multiple=True, required=True, metavar="TARGET=SECONDS",
               help="time_per_token_s, ttft_s, total_time_s; may be given often.")  # fmt: skip

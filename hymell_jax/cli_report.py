@@ -29,14 +29,14 @@ from hymell_jax.cli_output import print_json, progress, size
 @click.option("--level", type=click.Choice(LEVELS), default="best", show_default=True)
 @json_option
 def report(
-    words, devices, out, plots, dtype, batch, prompt, output, tensor_parallel, level, as_json
+    words, device, out, plots, dtype, batch, prompt, output, tensor_parallel, level, as_json
 ) -> None:
     """One page on MODELs on devices: figures, intervals, what to believe, and where it comes from.
 
     The page is a single file that loads nothing from anywhere. Several models and devices are
     written as `hymell report M1 M2 --device D1 D2 --out report.html`.
     """
-    names, places = subjects(words, devices)
+    names, places = subjects(words, device)
     from pathlib import Path
 
     from hymell_jax import files, report_page, report_plots, report_svg

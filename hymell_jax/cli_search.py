@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import functools
 from typing import Any
 
 import click
 
 from hymell_jax.cli_options import (
+    complete,
     json_option,
+    model_argument,
+    model_names,
     number_ranges,
     numbers,
     placement_options,
@@ -17,7 +21,7 @@ from hymell_jax.cli_output import parts_table, print_json, progress, table
 
 
 @click.command()
-@click.argument("model_or_space")
+@click.argument("model_or_space", shell_complete=complete(model_names))
 @placement_options
 @click.option(
     "--minimise",
@@ -77,11 +81,11 @@ def search(
     if pareto:
         from hymell_jax.pareto import front
 
-        content = front(model_or_space, device, against=pareto, points=points, **question)
+        run = functools.partial(front, against=pareto, points=points)
     else:
         from hymell_jax.optimise import search as run
-
-        content = run(model_or_space, device, **question)
+    with progress() as report:
+        content = run(model_or_space, device, progress=report, **question)
     if as_json:
         print_json(content)
     elif pareto:
@@ -135,7 +139,7 @@ def _show_front(c: dict[str, Any]) -> None:
 
 
 @click.command()
-@click.argument("spec")
+@click.argument("spec", type=click.Path())
 @click.option("--out", required=True, help="Parquet file; a killed sweep goes on where it stopped.")
 @click.option("--coordinator", help="host:port of process 0, to share the work between processes.")
 @click.option("--processes", default=1, show_default=True, help="With --coordinator: how many.")
@@ -161,7 +165,7 @@ def sweep(spec, out, coordinator, processes, process, as_json) -> None:
 
 
 @click.command()
-@click.argument("model")
+@model_argument
 @placement_options
 @click.option("--target", metavar="QUANTITY=VALUE", help="What single change reaches it?")
 def explain(model, device, runtime, dtype, workload, as_json, target) -> None:

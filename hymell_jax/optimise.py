@@ -10,7 +10,7 @@ from __future__ import annotations
 import dataclasses
 import math
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import jax
@@ -34,6 +34,8 @@ from hymell_jax.refinement import (
 )
 from hymell_jax.space import Space
 from hymell_jax.types import Architecture, Workload, checked_number, workload
+
+Progress = Callable[[str, int, int], None]
 
 STARTS = 32
 OUTER_STEPS, INNER_STEPS = 8, 40
@@ -220,8 +222,11 @@ def solve(
     outer: int = OUTER_STEPS,
     inner: int = INNER_STEPS,
     max_rounds: int = MAX_ROUNDS,
+    progress: Progress | None = None,
 ) -> Found:
     """One search from relaxed coordinates x0 [starts, n]."""
+    report = progress or (lambda *_: None)
+    report("descent", 0, 1)
     weights, limits = weights_and_limits(question)
     program = question.program
     path_x, objective, excess = map(
@@ -232,6 +237,7 @@ def solve(
         ),
     )  # fmt: skip
     is_equal = np.array([c.kind == "equal" for c in question.constraints] + [False, False])
+    report("descent", 1, 1)
     over = np.where(is_equal, np.abs(excess), np.maximum(excess, 0.0)).max(-1)  # [outer, starts]
     score = np.where(over > RELAXED_TOLERANCE, 1e3 + over, objective)
     score = np.where(np.isfinite(score), score, np.inf)
@@ -249,7 +255,7 @@ def solve(
     base_x = space.coordinates(question.space, space.base_values(question.space))
     seeds = roundings(question.space, path_x[-1][order])
     seeds = np.concatenate([seeds, space.nearest_index(question.space, base_x[None])])
-    index, best_score, rounds, at_rest = refine(evaluator, seeds, max_rounds)
+    index, best_score, rounds, at_rest = refine(evaluator, seeds, max_rounds, report)
     for number, (value, position) in enumerate(rounds):
         trajectory.append(
             _step("concrete", number, value if value < INFEASIBLE else None,
@@ -364,6 +370,7 @@ def search(
     inner_steps: int = INNER_STEPS,
     max_rounds: int = MAX_ROUNDS,
     seed: int = 0,
+    progress: Progress | None = None,
     **question: Any,
 ) -> dict[str, Any]:
     """The architecture that minimises a quantity within budgets, whole numbers, re-evaluated.
@@ -373,6 +380,7 @@ def search(
             `Space`, or its JSON form.
         device: a name, a data sheet, or a loaded `CostModel`.
         starts, outer_steps, inner_steps, max_rounds, seed: of the optimiser.
+        progress: called with (what, done, at most).
         minimise: "energy", "latency", "energy_delay", or any of `quantities.QUANTITIES`.
         at_most, at_least, equal: limits in SI units by quantity; several at once.
         free, fix, ranges, multiples, levels, tie: as `space.make_space`.
@@ -397,5 +405,6 @@ def search(
                         ("inner_steps", inner_steps), ("max_rounds", max_rounds)):  # fmt: skip
         checked_number(name, value, 1, 1e5)
     asked = ask(model_or_space, device, **question)
-    found = solve(asked, first_points(asked, starts, seed), outer_steps, inner_steps, max_rounds)
+    x = first_points(asked, starts, seed)
+    found = solve(asked, x, outer_steps, inner_steps, max_rounds, progress)
     return _answer(asked, found, time.perf_counter() - begin)

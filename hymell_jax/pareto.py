@@ -40,6 +40,7 @@ def front(
     points: int = 8,
     starts: int = optimise.STARTS,
     seed: int = 0,
+    progress: optimise.Progress | None = None,
     **question: Any,
 ) -> dict[str, Any]:
     """The front of `minimise` against another quantity, within the same budgets as `search`.
@@ -48,6 +49,7 @@ def front(
         model_or_space, device, starts, seed, question: as `optimise.search`.
         against: the other quantity; maximised where more is better.
         points: weights that are searched.
+        progress: called with ("weights", done, all).
 
     Returns:
         `front`: designs as in `optimise.search`, ascending in the first objective; `start`,
@@ -66,7 +68,7 @@ def front(
     sign = -1.0 if QUANTITIES[other].higher_is_better else 1.0
     x = optimise.first_points(asked, starts, seed)
     positions, values, evaluations = [], [], 0
-    for weight in np.linspace(0.0, 1.0, points):
+    for number, weight in enumerate(np.linspace(0.0, 1.0, points)):
         pair = ((first, 1.0 - weight), (other, sign * weight))
         found = optimise.solve(dataclasses.replace(asked, objectives=pair), x)
         x = found.last_x
@@ -75,6 +77,8 @@ def front(
             held = found.evaluator.scores(row) < optimise.INFEASIBLE
             positions.append(index[held])
             values.append(row[held, :2])
+        if progress is not None:
+            progress("weights", number + 1, points)
     positions, costs = np.concatenate(positions), np.concatenate(values) * [1.0, sign]
     best = non_dominated(costs)
     kept = best[np.unique(np.linspace(0, len(best) - 1, min(len(best), 4 * points)).astype(int))]

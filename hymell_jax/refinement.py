@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 
 import numpy as np
 
@@ -126,7 +126,12 @@ def _move(n: int, by: Mapping[int, int]) -> list[int]:
     return [by.get(i, 0) for i in range(n)]
 
 
-def refine(evaluator: Evaluator, seeds: np.ndarray, max_rounds: int):
+def refine(
+    evaluator: Evaluator,
+    seeds: np.ndarray,
+    max_rounds: int,
+    progress: Callable[[str, int, int], None],
+):
     """(best position, its score, rounds as (score, position), whether it came to rest)."""
     index, scores = evaluator.run(space.repaired(evaluator.space, seeds))
     if not len(index):
@@ -136,7 +141,8 @@ def refine(evaluator: Evaluator, seeds: np.ndarray, max_rounds: int):
     order = np.argsort(scores, kind="stable")[:BEAM]
     index, scores = index[order], scores[order]
     rounds = [(float(scores[0]), index[0])]
-    for _ in range(max_rounds):
+    for number in range(max_rounds):
+        progress("rounds at most", number + 1, max_rounds)
         more, more_scores = evaluator.run(_neighbours(evaluator.space, index))
         if not len(more):
             return index[0], scores[0], rounds, True

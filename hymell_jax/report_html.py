@@ -39,6 +39,7 @@ a{color:var(--series-1)}
 nav ul{list-style:none;padding:0;display:flex;flex-wrap:wrap;gap:.3rem 1rem;max-width:none}
 nav a{display:inline-block;padding:.35rem 0}
 .grid{display:grid;gap:1rem;grid-template-columns:repeat(auto-fit,minmax(min(100%,22rem),1fr))}
+.grid>:only-child{max-width:46rem}
 figure{margin:0;padding:.6rem;background:var(--surface);border:1px solid var(--grid);
 border-radius:.5rem;min-width:0}
 figure svg{display:block;width:100%;height:auto;max-width:34rem;margin:0 auto}

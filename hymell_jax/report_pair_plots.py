@@ -182,11 +182,21 @@ def map_plot(pair: Mapping[str, Any], phase: str) -> Plot:
     axes.set_xticks([i + 0.5 for i in shown], [count_text(batches[i]) for i in shown])
     axes.set_yticks([i + 0.5 for i in range(len(tokens))], [count_text(t) for t in tokens])
     axes.tick_params(length=0)
-    x_label(axes, f"sequences in the batch (across), tokens of {of} (up)")
+    x_label(axes, f"batch (across), {of} tokens (up)")
     kinds = [held for line in cells for held in line]
     common = sorted(set(kinds), key=lambda k: -kinds.count(k))
+    marked = [
+        [not fits or not known for fits, known in zip(*lines, strict=True)]
+        for lines in zip(m["fits"], m["in_domain"], strict=True)
+    ]
     for held in common:
-        _region_label(axes, cells, held)
+        for plain in (True, False):
+            region = [
+                [here == held and not (plain and mark) for here, mark in zip(*lines, strict=True)]
+                for lines in zip(cells, marked, strict=True)
+            ]
+            if _region_label(axes, region, held):
+                break
     share = ", ".join(f"{HELD_BY_NAMES[k]} in {kinds.count(k)}" for k in common)
     unfit = sum(not fits for line in m["fits"] for fits in line)
     description = (
@@ -199,29 +209,27 @@ def map_plot(pair: Mapping[str, Any], phase: str) -> Plot:
     )  # fmt: skip
 
 
-def _region_label(axes, cells: Sequence[Sequence[str]], held: str) -> None:
-    """The name of a region in its widest row, where it is wide enough."""
-    best = (0, 0, 0)
-    for row, line in enumerate(cells):
+def _region_label(axes, region: Sequence[Sequence[bool]], held: str) -> bool:
+    """Write the name of a region into its widest row; False where it is too narrow."""
+    best = (0, 0.0, 0, 0)
+    for row, line in enumerate(region):
         start = 0
         while start < len(line):
             stop = start
-            while stop < len(line) and line[stop] == held:
+            while stop < len(line) and line[stop]:
                 stop += 1
-            centred = -abs(row - len(cells) / 2)
-            best = max(best, (stop - start, centred, row, start), key=lambda b: b[:2])
+            best = max(best, (stop - start, -abs(row + 0.5 - len(region) / 2), row, start))
             start = max(stop, start + 1)
-    if len(best) == 3 or not best[0]:
-        return
     width, _, row, start = best
     text = HELD_BY_NAMES[held]
-    room = axes.bbox.width / len(cells[0]) * width
-    if room >= 0.62 * FONT * len(text):
-        axes.text(
-            start + width / 2, row + 0.5, text, ha="center", va="center", size=FONT,
-            color=PALETTE["ink"],
-            bbox={"facecolor": PALETTE[f"fill-{held}"], "edgecolor": "none", "pad": 1.0},
-        )  # fmt: skip
+    if axes.bbox.width / len(region[0]) * width < 0.62 * FONT * len(text):
+        return False
+    axes.text(
+        start + width / 2, row + 0.5, text, ha="center", va="center", size=FONT,
+        color=PALETTE["ink"],
+        bbox={"facecolor": PALETTE[f"fill-{held}"], "edgecolor": "none", "pad": 1.0},
+    )  # fmt: skip
+    return True
 
 
 def slopes_plot(pair: Mapping[str, Any]) -> Plot:
