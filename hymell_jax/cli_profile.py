@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from typing import Any
 
 import click
@@ -44,7 +45,7 @@ def profile(device, plan, levels, hours, out, name, fit_too, dry_run, as_json) -
         from hymell_jax import profile_fit
 
         with progress() as report:
-            errors = profile_fit.fit_profile(out, f"{out}/checkpoints", report, chosen)
+            errors = profile_fit.fit_profile(out, os.path.join(out, "checkpoints"), report, chosen)
     if as_json:
         print_json(content | ({"errors": errors} if fit_too else {}))
         return

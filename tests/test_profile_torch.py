@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import sys
+import types
 
 import pandas as pd
 import pytest
 from click.testing import CliRunner
 
+import hymell_jax
 from hymell_jax import cli, devices
 from hymell_jax.hf import read_hf
 from hymell_jax.profiler import bench as benches
@@ -41,7 +44,7 @@ def profiler():
         patch.setattr(machine, "last_cache_bytes", lambda *_: 2e5)
         plan = plans.make_plan("quick", "cpu")
         plan = dataclasses.replace(plan, sample_s=0.005, pass_s=0.005)
-        yield run.Profiler(benches.Bench("cpu", 1), plan, "test-cpu")
+        yield run.Profiler(benches.Bench("cpu", [0]), plan, "test-cpu")
 
 
 @pytest.fixture
@@ -176,6 +179,28 @@ def test_without_pytorch_the_message_names_the_extra(tmp_path, monkeypatch):
     monkeypatch.setattr(benches.importlib, "import_module", missing)
     done = CliRunner().invoke(cli.main, ["profile", "--out", str(tmp_path)])
     assert done.exit_code == 2 and "pip install hymell-jax[profile]" in done.output
+
+
+def test_the_fit_follows_on_the_same_folder(tmp_path, monkeypatch):
+    seen = []
+
+    def fit_profile(folder, out, progress, levels):
+        seen.append((folder, out, levels))
+        return [{"level": 1, "table": "operators/gemm", "n": 3, "mape": 0.0512}]
+
+    stub = types.SimpleNamespace(fit_profile=fit_profile)
+    monkeypatch.setitem(sys.modules, "hymell_jax.profile_fit", stub)
+    monkeypatch.setattr(hymell_jax, "profile_fit", stub, raising=False)
+    measured = {"device": "d", "runtime": "r", "dtype": "float32", "threads": 1, "rows": {},
+                "outcome": {"measured": 1, "failed": 0, "left": 0}, "disturbed": 0,
+                "anchors": {}, "energy_source": "none: no meter"}  # fmt: skip
+    monkeypatch.setattr(run, "profile", lambda *_, **__: measured)
+    arguments = ["profile", "--out", str(tmp_path), "--levels", "3,1", "--fit"]
+    done = CliRunner().invoke(cli.main, arguments)
+    assert done.exit_code == 0 and "0.0512" in done.stdout
+    assert seen == [(str(tmp_path), str(tmp_path / "checkpoints"), (1, 3))]
+    done = CliRunner().invoke(cli.main, [*arguments, "--json"])
+    assert json.loads(done.stdout)["errors"][0]["n"] == 3
 
 
 def test_a_plan_is_listed_without_measuring(tmp_path):

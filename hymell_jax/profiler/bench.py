@@ -69,11 +69,15 @@ class Pool:
 class Bench:
     """A device to measure on. Everything that touches PyTorch starts here.
 
+    Args:
+        device: "cpu", "cuda" or "cuda:<index>".
+        own: the processors whose threads PyTorch may use.
+
     Raises:
         ValueError: PyTorch or transformers is missing, or the device is.
     """
 
-    def __init__(self, device: str, threads: int):
+    def __init__(self, device: str, own: Sequence[int]):
         self.torch = load("torch")
         self.transformers = load("transformers")
         self.transformers.logging.set_verbosity_error()
@@ -82,7 +86,8 @@ class Bench:
         self.dtype = self.torch.float32 if self.kind == "cpu" else self.torch.bfloat16
         self.dtype_name = str(self.dtype).removeprefix("torch.")
         self.value_bytes = self.dtype.itemsize
-        self.torch.set_num_threads(threads)
+        self.own = list(own)
+        self.torch.set_num_threads(len(self.own))
         self.past_bytes = ROTATIONS * self.cache_bytes()
         self.clock: Clock = (
             HostClock() if self.kind == "cpu" else CudaClock(self.torch, self.device)

@@ -316,7 +316,9 @@ def _passes(
         rows = batch * (length if phase == "prefill" else 1)
         attended = length / 2 if phase == "prefill" else length
         core = 4.0 * rows * attended * c["n_heads"] * c["head_dim"] * c["n_layers"]
-        flops = 2.0 * rows * catalogue.active_parameters(name) + core
+        head = c["vocab_size"] * c["d_model"]
+        body = catalogue.active_parameters(name) - head
+        flops = 2.0 * (rows * body + batch * head) + core
         cache = 2.0 * batch * length * c["n_kv_heads"] * c["head_dim"] * c["n_layers"]
         held = (1.1 * c["n_parameters"] + 3 * cache) * scale.value_bytes + 1e9
         if flops > scale.pass_flops or length >= catalogue.longest(name):

@@ -20,12 +20,12 @@ FASTEST_PRODUCT = "fastest matrix product of this profile"
 FASTEST_COPY = "fastest operator of this profile that moves more than the last cache holds"
 
 
-def device_name(bench: Bench, threads: int) -> str:
+def device_name(bench: Bench) -> str:
     """A shipped name where the hardware has one, else made from what the hardware calls itself."""
     if bench.kind == "cuda":
         shown = bench.torch.cuda.get_device_name(bench.device)
         return SHIPPED.get(shown, machine.slug(shown))
-    return machine.slug(f"{machine.cpu_model()}-{threads}t")
+    return machine.slug(f"{machine.cpu_model()}-{len(bench.own)}t")
 
 
 def device_description(
@@ -40,7 +40,7 @@ def device_description(
     if name in SHIPPED.values() or not flops or not moved:
         return None
     memory = bench.memory_bytes()
-    clock, cores = (machine.clock_hz(), len(machine.processors()))
+    clock, cores = machine.clock_hz(), len(bench.own)
     if bench.kind == "cuda":
         properties = bench.torch.cuda.get_device_properties(bench.device)
         clock, cores = 0.0, properties.multi_processor_count

@@ -24,13 +24,15 @@ def pinned(own: list[int]) -> Iterator[str]:
     """Hold this process, and the threads it starts, on `own`; yields how, for the manifest.
 
     OpenMP reads its variables when PyTorch is first imported; they are left alone where the user
-    has set them. The calling thread gets its processors back at the end.
+    has set them. It then binds the calling thread to one processor, which gets all of them back in
+    the end, as the environment does.
     """
     if not hasattr(os, "sched_setaffinity"):
         yield "not pinned: this system cannot"
         return
-    for name, value in (("OMP_PROC_BIND", "close"), ("OMP_PLACES", "threads")):
-        os.environ.setdefault(name, value)
+    wanted = {"OMP_PROC_BIND": "close", "OMP_PLACES": "threads"}
+    added = {name: value for name, value in wanted.items() if name not in os.environ}
+    os.environ.update(added)
     before = os.sched_getaffinity(0)
     os.sched_setaffinity(0, own)
     try:
@@ -40,6 +42,8 @@ def pinned(own: list[int]) -> Iterator[str]:
         )
     finally:
         os.sched_setaffinity(0, before)
+        for name in added:
+            os.environ.pop(name, None)
 
 
 class Load:

@@ -67,8 +67,8 @@ def profile(
     store.check_arrow()
     own = machine.processors()
     with machine.pinned(own) as pinning:
-        bench = Bench(device, len(own))
-        profiler = Profiler(bench, chosen, name or device_name(bench, len(own)))
+        bench = Bench(device, own)
+        profiler = Profiler(bench, chosen, name or device_name(bench))
         identity = profiler.identity | {"torch": bench.torch.__version__, "threads": len(own)}
         journal = store.Journal(folder, identity)
         try:
@@ -85,7 +85,7 @@ def _run(
     software = profiler.software()
     opening = {"kind": "session", **journal.identity, "software": software, "pinning": pinning}
     opening |= {"plan": plan.name, "cases": len(plan.cases), "started_at": utc_now()}
-    opening |= {"machine": machine.facts(machine.processors()), "meter": profiler.energy_source}
+    opening |= {"machine": machine.facts(bench.own), "meter": profiler.energy_source}
     journal.append(opening | {"idle_power_w": profiler.idle_power_w()})
     if profiler.meter is None:
         note("No energy meter can be read here: energy stays empty, times only.")
@@ -157,7 +157,7 @@ class Profiler:
             "runtime": f"transformers-{bench.transformers.__version__}",
             "dtype": bench.dtype_name,
         }
-        self._load = machine.Load(machine.processors())
+        self._load = machine.Load(bench.own)
         self._launches: dict[tuple, float | None] = {}
         self._anchors: list[Any] = []
 
