@@ -27,7 +27,7 @@ class Scale:
     draws: int  # token counts a shape
     most_tokens: int
     most_flops: float  # levels 1 and 2
-    most_bytes: float  # memory moved, levels 1 and 2
+    most_bytes: float  # memory moved, levels 1 and 2; KV cache, level 3
     pass_flops: float  # level 3
     passes: int  # of each phase, a model
     value_bytes: int  # 4 float32, 2 bfloat16
@@ -321,7 +321,8 @@ def _passes(
         flops = 2.0 * (rows * body + batch * head) + core
         cache = 2.0 * batch * length * c["n_kv_heads"] * c["head_dim"] * c["n_layers"]
         held = (1.1 * c["n_parameters"] + 3 * cache) * scale.value_bytes + 1e9
-        if flops > scale.pass_flops or length >= catalogue.longest(name):
+        too_large = flops > scale.pass_flops or cache * scale.value_bytes > scale.most_bytes
+        if too_large or length >= catalogue.longest(name):
             continue
         sizes = dict(
             model=name, family=catalogue.MODELS[name]["model_type"], config=f"models/{name}.json",
