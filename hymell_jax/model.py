@@ -10,7 +10,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from hymell_jax import analytical, operators, parameters, serving
+from hymell_jax import analytical, notebook, operators, parameters, serving
 from hymell_jax.analytical import PassCosts
 from hymell_jax.blocks import Block
 from hymell_jax.compile_cache import QUICK_OPTIONS
@@ -148,6 +148,13 @@ class Prediction:
     def decode_time_per_token_s(self) -> jax.Array:
         """Seconds between two tokens of a sequence: the average decode step."""
         return self.decode.time_s
+
+    def to_frame(self) -> Any:
+        """A pandas DataFrame with one row for each workload, SI units, intervals where known."""
+        return notebook.prediction_frame(self)
+
+    def _repr_html_(self) -> str:
+        return notebook.prediction_html(self)
 
 
 def _phase(costs: PassCosts) -> Phase:

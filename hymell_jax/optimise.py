@@ -22,6 +22,7 @@ from hymell_jax.files import read_json
 from hymell_jax.hf import HFModel
 from hymell_jax.lagrangian import KINDS, Constraint, Program, descend, np_excess
 from hymell_jax.model import CostModel
+from hymell_jax.notebook import Answer
 from hymell_jax.quantities import OBJECTIVES, QUANTITIES, Proxy
 from hymell_jax.refinement import (
     INFEASIBLE,
@@ -338,7 +339,7 @@ def _answer(question: Question, found: Found, seconds: float) -> dict[str, Any]:
     if found.feasible:
         status = "converged" if found.at_rest else "round_limit"
     quantity = question.objectives[0][0]
-    return {
+    return Answer("search", {
         "model": question.name,
         "device": question.model.card.device,
         "minimise": {
@@ -358,7 +359,7 @@ def _answer(question: Question, found: Found, seconds: float) -> dict[str, Any]:
         "provenance": {
             k: question.model.card.provenance.get(k) for k in ("time", "energy")
         },
-    }  # fmt: skip
+    })  # fmt: skip
 
 
 def search(

@@ -15,6 +15,7 @@ from typing import Any
 import numpy as np
 
 from hymell_jax import optimise, quantities
+from hymell_jax.notebook import Answer
 from hymell_jax.quantities import QUANTITIES
 from hymell_jax.types import checked_number
 
@@ -82,7 +83,7 @@ def front(
     positions, costs = np.concatenate(positions), np.concatenate(values) * [1.0, sign]
     best = non_dominated(costs)
     kept = best[np.unique(np.linspace(0, len(best) - 1, min(len(best), 4 * points)).astype(int))]
-    return {
+    content = {
         "model": asked.name,
         "device": asked.model.card.device,
         "minimise": first,
@@ -94,3 +95,4 @@ def front(
         "evaluations": evaluations,
         "time_s": time.perf_counter() - begin,
     }
+    return Answer("front", content)

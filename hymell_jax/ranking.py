@@ -18,6 +18,7 @@ import numpy as np
 from hymell_jax import checkpoint, devices
 from hymell_jax.hf import HFModel
 from hymell_jax.model import CostModel, Prediction, predict, predict_best
+from hymell_jax.notebook import Answer
 from hymell_jax.summary import EXCLUDED, EXCLUDED_SERVED, check_parallel
 from hymell_jax.types import Workload, near_names
 
@@ -125,7 +126,7 @@ def rank(
         energy = entry["energy_per_output_token_j"]
         known = best is not None and energy is not None
         entry["energy_over_pick"] = energy / best["energy_per_output_token_j"] if known else None
-    return {
+    content = {
         "model": hf.name,
         "dtype": dtype,
         "level": common,
@@ -136,6 +137,7 @@ def rank(
         "left_out": left_out,
         "excluded": EXCLUDED_SERVED if common == 3 else EXCLUDED,
     }
+    return Answer("ranking", content)
 
 
 def _source(spec: devices.DeviceSpec) -> Any:

@@ -5,13 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from hymell_jax.report_labels import (
-    count_text,
-    figure_text,
-    log_ticks,
-    short_names,
-    tick_text,
-)
+from hymell_jax.readable import count_text, figure_text, tick_text
+from hymell_jax.report_labels import log_ticks, short_names
 from hymell_jax.report_style import (
     FONT,
     MANY_LINES,

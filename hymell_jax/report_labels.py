@@ -1,4 +1,4 @@
-"""Numbers as people read them, names cut short, and labels that do not lie on each other."""
+"""Ticks of an axis, names cut short, and labels that do not lie on each other."""
 
 from __future__ import annotations
 
@@ -10,32 +10,6 @@ CHARACTER = 0.6  # of the font size, the mean width of a letter
 LINE = 1.25  # of the font size, the height of a line
 
 Box = tuple[float, float, float, float]  # left, bottom, right, top
-
-
-def figure_text(value: float, digits: int = 3) -> str:
-    """A number with so many digits, in plain notation between 1e-4 and 1e6."""
-    if value == 0:
-        return "0"
-    if not 1e-4 <= abs(value) < 1e6:
-        return f"{value:.{digits - 1}e}"
-    decimals = max(digits - 1 - math.floor(math.log10(abs(value))), 0)
-    text = f"{value:.{decimals}f}"
-    return text.rstrip("0").rstrip(".") if "." in text else text
-
-
-def count_text(value: float) -> str:
-    """A count of tokens or sequences: 128, 1k for 1024, 128k."""
-    if value >= 1024 and value % 1024 == 0:
-        return f"{value / 1024:g}k"
-    return f"{value:g}"
-
-
-def tick_text(value: float) -> str:
-    """A number of an axis: 0.05, 20, 1k, 3M."""
-    for factor, unit in ((1e9, "G"), (1e6, "M"), (1e3, "k")):
-        if abs(value) >= factor * 0.9999:
-            return f"{value / factor:.4g}{unit}"
-    return f"{value:.4g}"
 
 
 def log_ticks(low: float, high: float, most: int = 6) -> list[float]:

@@ -7,6 +7,7 @@ import math
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
+from hymell_jax.readable import count_text, energy_text, figure_text, time_text
 from hymell_jax.report_curves import CURVES
 from hymell_jax.report_html import (
     bullets,
@@ -18,16 +19,8 @@ from hymell_jax.report_html import (
     table,
     text,
 )
-from hymell_jax.report_labels import count_text, figure_text
 from hymell_jax.report_pair_plots import part_rows
-from hymell_jax.report_style import (
-    HELD_BY_NAMES,
-    Plot,
-    energy_text,
-    file_stem,
-    time_text,
-    unit_of,
-)
+from hymell_jax.report_style import HELD_BY_NAMES, Plot, file_stem, unit_of
 
 LEVELS = {
     1: "level 1, operator equations",

@@ -5,20 +5,19 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from hymell_jax.report_labels import count_text, figure_text, log_ticks, tick_text
+from hymell_jax.readable import count_text, energy_text, figure_text, tick_text, time_text
+from hymell_jax.report_labels import log_ticks
 from hymell_jax.report_style import (
     FONT,
     HELD_BY_NAMES,
     PALETTE,
     SMALL,
     Plot,
-    energy_text,
     file_stem,
     label_placer,
     log_axis,
     new_axes,
     series,
-    time_text,
     write_label,
     x_label,
 )

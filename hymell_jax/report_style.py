@@ -11,7 +11,8 @@ import dataclasses
 from collections.abc import Sequence
 from typing import Any
 
-from hymell_jax.report_labels import LabelPlacer, count_text, figure_text, spread
+from hymell_jax.readable import count_text
+from hymell_jax.report_labels import LabelPlacer, spread
 
 PALETTE = {
     "ink": "#1b1d21", "muted": "#5a5e66", "grid": "#d9dce1", "surface": "#fdfdfe",
@@ -62,19 +63,6 @@ def file_stem(*words: str) -> str:
     """Words as a file name of letters, digits, dots and dashes."""
     kept = (c if c.isalnum() or c in ".-" else "-" for c in "-".join(words).lower())
     return "".join(kept).strip(".-")[:150]
-
-
-def time_text(value: float) -> str:
-    for factor, unit in ((1.0, "s"), (1e3, "ms"), (1e6, "µs")):
-        if value * factor >= 1 or unit == "µs":
-            return f"{figure_text(value * factor)} {unit}"
-    raise AssertionError("unreachable")
-
-
-def energy_text(value: float) -> str:
-    if value >= 3600:
-        return f"{figure_text(value / 3600)} Wh"
-    return f"{figure_text(value)} J" if value >= 1 else f"{figure_text(value * 1e3)} mJ"
 
 
 def new_axes(height_in: float, left: float, right: float, title: str, below: str, legend=()):

@@ -19,6 +19,7 @@ from hymell_jax import model as cost_model
 from hymell_jax import operators, quantities, space, summary
 from hymell_jax.hf import HFModel
 from hymell_jax.model import CostModel
+from hymell_jax.notebook import Answer
 from hymell_jax.types import Architecture, Workload, checked_number
 
 ELASTIC = (
@@ -191,4 +192,4 @@ def explain(
         found["target"] = {
             "quantity": target, "limit": limit, "changes": changes, "cheapest": by_kind,
         }  # fmt: skip
-    return found
+    return Answer("explanation", found)

@@ -12,6 +12,7 @@ from hymell_jax.analytical import BOUNDS
 from hymell_jax.gemm import REGIMES
 from hymell_jax.hf import HFModel
 from hymell_jax.model import CostModel, Phase, Prediction, predict, predict_best
+from hymell_jax.notebook import Answer
 from hymell_jax.operators import PARTS
 from hymell_jax.types import Workload
 
@@ -214,7 +215,7 @@ def describe(
     cache = parameters.kv_cache_elements_per_token(hf.architecture)
     provenance = dict(model.card.provenance)
     provenance.setdefault("time", "fitted")
-    return {
+    content = {
         "model": hf.name,
         "device": model.card.device,
         "runtime": model.card.runtime,
@@ -274,3 +275,4 @@ def describe(
         "warnings": warnings_of(model, hf, prediction, level),
         "provenance": provenance,
     }
+    return Answer("prediction", content)

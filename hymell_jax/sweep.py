@@ -27,6 +27,7 @@ from hymell_jax import checkpoint, models, operators, quantities, sharded, space
 from hymell_jax.designs import Design, design_rows, make_design
 from hymell_jax.files import read_json, write_whole
 from hymell_jax.model import CostModel
+from hymell_jax.notebook import Answer
 from hymell_jax.pareto import non_dominated
 from hymell_jax.quantities import QUANTITIES
 from hymell_jax.types import Architecture, Workload, checked_number, workload
@@ -323,7 +324,7 @@ def run_sweep(
         _finish(sweep, out)
     sharded.wait_for_all("joined")
     steady = max(seconds - first, 1e-9)
-    return {
+    content = {
         "rows": sweep.design.rows,
         "computed": computed,
         "time_s": time.perf_counter() - begin,
@@ -331,6 +332,7 @@ def run_sweep(
         "rows_per_s": max(computed - sweep.part_rows, 0) / steady,
         "out": str(out),
     }
+    return Answer("sweep", content)
 
 
 def _compute_parts(sweep: Sweep, out: Path, progress: Progress | None) -> tuple[float, int, float]:

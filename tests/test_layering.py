@@ -10,13 +10,15 @@ import hymell_jax
 PACKAGE = Path(hymell_jax.__file__).parent
 
 ORDER = [  # a module may import those before it, never those after it
-    "version", "compile_cache", "files", "types", "smooth", "parameters", "mlp", "robust_fit",
-    "operators", "gemm", "attention", "attention_fit", "attention_features", "rowwise",
+    "version", "compile_cache", "files", "readable", "types", "smooth", "parameters", "mlp",
+    "robust_fit", "operators", "notebook", "gemm", "attention", "attention_fit",
+    "attention_features", "rowwise",
     "collectives", "power", "moe", "linear", "latent", "ffn", "blocks",
     "analytical", "serving", "system_fit", "model",
     "hf_file", "hf_quantization", "hf_families", "hf", "models", "devices", "engines",
-    "arrays", "block_store", "system_store", "summary", "footprint", "data", "fit", "checkpoint", "evaluate",
-    "block_recipes", "block_power", "block_evaluate", "recipes", "comparison", "ranking",
+    "arrays", "block_store", "system_store", "summary", "footprint", "data", "fit", "checkpoint",
+    "evaluate", "block_recipes", "block_power", "block_evaluate", "recipes", "comparison",
+    "ranking",
     "systems", "system_rows", "system_recipes", "baseline_fits",
     "quantities", "space", "lagrangian", "refinement", "optimise", "pareto", "sensitivity",
     "sharded", "designs", "sweep", "frames", "experiment",
@@ -32,6 +34,7 @@ PANDAS = {
     "data",
     "evaluate",
     "frames",
+    "notebook",
     "recipes",
     "systems",
     "system_rows",

@@ -1,0 +1,46 @@
+"""Numbers as people read them: plain notation, and times and energies in the unit that suits."""
+
+from __future__ import annotations
+
+import math
+
+
+def figure_text(value: float, digits: int = 3) -> str:
+    """A number with so many digits, in plain notation between 1e-4 and 1e6."""
+    if value == 0:
+        return "0"
+    if not 1e-4 <= abs(value) < 1e6:
+        return f"{value:.{digits - 1}e}"
+    decimals = max(digits - 1 - math.floor(math.log10(abs(value))), 0)
+    text = f"{value:.{decimals}f}"
+    return text.rstrip("0").rstrip(".") if "." in text else text
+
+
+def count_text(value: float) -> str:
+    """A count of tokens or sequences: 128, 1k for 1024, 128k."""
+    if value >= 1024 and value % 1024 == 0:
+        return f"{value / 1024:g}k"
+    return f"{value:g}"
+
+
+def tick_text(value: float) -> str:
+    """A number of an axis: 0.05, 20, 1k, 3M."""
+    for factor, unit in ((1e9, "G"), (1e6, "M"), (1e3, "k")):
+        if abs(value) >= factor * 0.9999:
+            return f"{value / factor:.4g}{unit}"
+    return f"{value:.4g}"
+
+
+def time_text(value: float) -> str:
+    """Seconds as s, ms or µs."""
+    for factor, unit in ((1.0, "s"), (1e3, "ms"), (1e6, "µs")):
+        if value * factor >= 1 or unit == "µs":
+            return f"{figure_text(value * factor)} {unit}"
+    raise AssertionError("unreachable")
+
+
+def energy_text(value: float) -> str:
+    """Joules as Wh, J or mJ."""
+    if value >= 3600:
+        return f"{figure_text(value / 3600)} Wh"
+    return f"{figure_text(value)} J" if value >= 1 else f"{figure_text(value * 1e3)} mJ"
