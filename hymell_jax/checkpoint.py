@@ -5,6 +5,9 @@ the rows came from, how the fit was made, its errors on train and test, and five
 output that the tests replay. Numbers are float32 and survive the text exactly. The weights of the
 level-2 networks lie beside it in an `.npz` whose SHA-256 the JSON records. Shipped files lie in
 `checkpoints/` at the top of the repository and inside the wheel.
+
+A device that the package does not know by name brings its facts along: `device.json` beside its
+checkpoints, and a level 3 of its own where whole models were measured on it.
 """
 
 from __future__ import annotations
@@ -39,6 +42,9 @@ from hymell_jax.operators import STREAM_PARTS
 from hymell_jax.types import DTYPES
 
 FORMAT_VERSION = 1
+DEVICE_FILE = "device.json"
+HOST = "cpu"
+"""Architecture of devices that neither give coefficients to the others nor take theirs."""
 
 LARGEST = 80.0  # of a coefficient: natural logs and logits, so far beyond anything physical
 
@@ -89,6 +95,28 @@ def file_name(device: str, runtime: str, dtype: str) -> str:
     return f"{re.sub(r'[^A-Za-z0-9._-]', '_', device)}/{safe}.json"
 
 
+def device_folder(device: str, folder: str | os.PathLike[str] | None = None) -> Path:
+    """Where the checkpoints of a device lie in a folder, by default in the shipped one."""
+    root = Path(folder) if folder else shipped_folder()
+    return root / re.sub(r"[^A-Za-z0-9._-]", "_", device)
+
+
+def device_spec(
+    device: str | os.PathLike[str] | Mapping[str, Any] | devices.DeviceSpec,
+    folder: str | os.PathLike[str] | None = None,
+) -> devices.DeviceSpec:
+    """A device as `devices.get_device` takes it, or by a name that a folder of checkpoints knows.
+
+    Raises:
+        ValueError: unknown, or a description that cannot be used.
+    """
+    if isinstance(device, str) and device.strip():
+        own = device_folder(device.strip(), folder) / DEVICE_FILE
+        if own.is_file():
+            return devices.get_device(own)
+    return devices.get_device(device)
+
+
 def save(content: Mapping[str, Any], folder: str | os.PathLike[str]) -> Path:
     """Write a checkpoint whole or not at all; returns its path.
 
@@ -101,6 +129,9 @@ def save(content: Mapping[str, Any], folder: str | os.PathLike[str]) -> Path:
     """
     path = Path(folder) / file_name(content["device"], content["runtime"], content["dtype"])
     plain = dict(content)
+    described = content.get("device_file")
+    if described is not None:
+        plain["device_file"] = DEVICE_FILE
     for field in ("coefficients", "domain"):
         plain[field] = _plain(content[field])
     packed = None
@@ -117,6 +148,8 @@ def save(content: Mapping[str, Any], folder: str | os.PathLike[str]) -> Path:
         path.parent.mkdir(parents=True, exist_ok=True)
     except OSError as error:
         raise ValueError(f"The folder {str(path.parent)!r} cannot be made: {error}.") from error
+    if described is not None:
+        write_whole(path.parent / DEVICE_FILE, json.dumps(described, indent=1) + "\n")
     if packed is not None:  # first: a JSON never names arrays that are not there yet
         write_whole(path.with_suffix(".npz"), packed)
     write_whole(path, text + "\n")
@@ -171,6 +204,16 @@ def _blocks(content: Mapping[str, Any], path: Path, where: str) -> dict[str, Any
     return block_store.from_plain(content["blocks"], groups, f"{where}: blocks")
 
 
+def _described(content: Mapping[str, Any], path: Path, where: str) -> Any:
+    """The device's own facts, read from beside the checkpoint; None where it brings none."""
+    given = content.get("device_file")
+    if given is None:
+        return None
+    if given != DEVICE_FILE:
+        raise ValueError(f"{where}: device_file must be {DEVICE_FILE!r}, beside it.")
+    return read_json(path.parent / DEVICE_FILE, "device file")
+
+
 def _model(content: Any, path: Path, spec: devices.DeviceSpec | None = None) -> CostModel:
     where = f"Checkpoint {path.name!r}"
     if not isinstance(content, dict):
@@ -196,7 +239,7 @@ def _model(content: Any, path: Path, spec: devices.DeviceSpec | None = None) -> 
     if any(domain[f"gemm_log_{x}_min"] > domain[f"gemm_log_{x}_max"] for x in "mnk"):
         raise ValueError(f"{where}: domain has a minimum above its maximum.")
     if spec is None:
-        spec = devices.get_device(content.get("device_file") or content["device"])
+        spec = devices.get_device(_described(content, path, where) or content["device"])
     provenance = {key: value for key, value in content.items() if key not in _NOT_PROVENANCE}
     card = Card(spec.name, content["runtime"], content["dtype"], provenance)
     return CostModel(
@@ -221,6 +264,8 @@ def read(
     content = read_json(path, "checkpoint")
     model = _model(content, path)
     found = {**content, "coefficients": model.coefficients, "domain": model.domain}
+    if content.get("device_file"):
+        found["device_file"] = _described(content, path, path.name)
     if model.blocks:
         entries = content["blocks"].items()
         found["blocks"] = {n: block_store.to_fitted(e, model.blocks[n]) for n, e in entries}
@@ -287,16 +332,18 @@ def load(
     Args:
         device: exact name, or a JSON file or dict of data-sheet facts.
         runtime: such as "vllm-0.24.0"; by default the newest that was measured.
-        dtype: "bf16" or "fp8".
-        folder: of checkpoints; by default those shipped.
-        engine: serving engine of level 3; by default vLLM.
+        dtype: one of `types.DTYPES`; "fp32" only where it was measured.
+        folder: of checkpoints; by default those shipped, or the one that a `device.json` lies in.
+        engine: serving engine of level 3; by default the one measured on the device with this
+            runtime, else vLLM.
 
     Raises:
         ValueError: an unknown device, runtime, dtype or engine, or a damaged checkpoint.
     """
     if dtype not in DTYPES:
         raise ValueError(f"dtype must be one of {', '.join(DTYPES)}; got {dtype!r}.")
-    spec = devices.get_device(device)
+    folder = folder or _folder_around(device)
+    spec = device_spec(device, folder)
     if dtype == "fp8" and spec.device.peak_fp8_flops_per_s <= spec.device.peak_flops_per_s:
         raise ValueError(f"{spec.name} has no fp8 matrix units; take bf16.")
     here = [entry for entry in available(folder) if entry[2] == dtype]
@@ -306,14 +353,15 @@ def load(
     source = spec.name if spec.name in measured else None
     transferred = source is None
     if transferred:
-        source = devices.nearest_measured(spec, sorted(measured))
+        likely = _alike(spec, measured, dtype, folder)
+        source = devices.nearest_measured(spec, likely)
     runtimes = [r for name, r, _ in here if name == source]
     chosen = _choose_runtime(runtimes, source, dtype, runtime)
     root = Path(folder) if folder else shipped_folder()
     path = root / file_name(source, chosen, dtype)
     content = read_json(path, "checkpoint")
     if transferred:
-        linked = devices.nearest_linked(spec, sorted(measured))
+        linked = devices.nearest_linked(spec, likely)
         if linked != source and isinstance(content.get("coefficients"), dict):
             content["coefficients"]["collectives"] = _collectives_of(root, linked, dtype)
     model = _model(content, path, spec)
@@ -327,6 +375,46 @@ def load(
     return _served(model, spec, dtype, root, engine)
 
 
+def _folder_around(device: Any) -> Path | None:
+    """The folder of checkpoints that a device file lies in, None where it lies elsewhere."""
+    if isinstance(device, str | os.PathLike):
+        path = Path(device)
+        if path.name == DEVICE_FILE and any(path.parent.glob("*--*.json")):
+            return path.parent.parent
+    return None
+
+
+def _alike(spec, measured: set[str], dtype: str, folder) -> list[devices.DeviceSpec]:
+    """The measured devices whose coefficients a device may take."""
+    known = [device_spec(name, folder) for name in sorted(measured)]
+    host = spec.architecture == HOST
+    found = [s for s in known if not host and s.architecture != HOST and dtype != "fp32"]
+    if not found:
+        formats = sorted({d for name, _, d in available(folder) if name == spec.name})
+        there = f"; there is {', '.join(formats)}" if formats else ""
+        raise ValueError(
+            f"{spec.name} was not measured in {dtype}, and no other device's coefficients carry "
+            f"over to it{there}. `hymell profile` measures a machine."
+        )
+    return found
+
+
+def default_dtype(
+    device: str | os.PathLike[str] | Mapping[str, Any],
+    wanted: str,
+    folder: str | os.PathLike[str] | None = None,
+) -> str:
+    """The format that a model asks for, or the one that the device was measured in instead.
+
+    Raises:
+        ValueError: an unknown device.
+    """
+    folder = folder or _folder_around(device)
+    name = device_spec(device, folder).name
+    formats = sorted({d for other, _, d in available(folder) if other == name})
+    return formats[0] if formats and wanted not in formats else wanted
+
+
 def _collectives_of(root: Path, device: str, dtype: str) -> Any:
     """Unchecked coefficients of a device's collectives: its newest checkpoint's."""
     runtimes = [r for name, r, d in available(root) if (name, d) == (device, dtype)]
@@ -336,14 +424,20 @@ def _collectives_of(root: Path, device: str, dtype: str) -> Any:
 
 
 def _served(model: CostModel, spec, dtype: str, root: Path, engine: str | None) -> CostModel:
-    """The model with level 3, where the folder holds it."""
-    content = system_store.load(root)
+    """The model with level 3, where the folder holds it: the device's own, or that of all."""
+    own = system_store.load(root, device_folder(spec.name, root).name)
+    asked = engine or model.card.runtime
+    content = own if own is not None and asked in own["engines"] else None
+    if content is not None:
+        engine = asked
+    elif spec.architecture != HOST:
+        content = system_store.load(root)
     if content is None:
         if engine is not None:
             raise ValueError(f"The folder {str(root)!r} holds no level 3, so no engine {engine!r}.")
         return model
     terms = engines.terms_for(
-        content, spec, engine or engines.DEFAULT_ENGINE, quantised=dtype != "bf16"
+        content, spec, engine or engines.DEFAULT_ENGINE, quantised=dtype == "fp8"
     )
     model.card.provenance.update(
         engine=terms.engine,

@@ -15,7 +15,7 @@ import pandas as pd
 
 DATA_VARIABLE = "HYMELL_DATA"
 
-DTYPE_NAMES = {"bf16": ("bfloat16",), "fp8": ("fp8", "fp8_block")}
+DTYPE_NAMES = {"bf16": ("bfloat16",), "fp8": ("fp8", "fp8_block"), "fp32": ("float32",)}
 """Names of a compute format in the tables, the preferred one first."""
 
 TABLES: dict[str, tuple[str, ...]] = {  # table: columns that every row must have
@@ -121,6 +121,8 @@ def read_table(
             raise ValueError(f"{path.name}: time_s must be positive seconds; {bad} rows are not.")
     for column in SIZES & set(frame.columns):
         sizes = pd.to_numeric(frame[column], errors="coerce")
+        if table.startswith("systems/"):  # a pass has a prompt or a context, not both
+            sizes = sizes[frame[column].notna()]
         bad = int((~(np.isfinite(sizes) & (sizes > 0))).sum())
         if bad:
             raise ValueError(f"{path.name}: {column} must be positive; {bad} rows are not.")

@@ -64,13 +64,14 @@ def terms_for(
     machine = spec.name if measured else devices.nearest_measured(spec, sorted(machines))
     quantiles = entry["quantiles"][machine] if measured else content["transferred"]
     names = serving.ENGINE_COEFFICIENTS | serving.ENERGY_COEFFICIENTS
+    terms = dict.fromkeys(serving.FLAGS, 0.0) | machines[machine]
     width = quantiles["quantised" if quantised else "16 bits"]
     pair = [width["time"], width["energy"]]
     return EngineTerms(
         engine=engine,
         machine=machine,
         transferred=not measured,
-        coefficients={name: np.float32(machines[machine][name]) for name in names},
+        coefficients={name: np.float32(terms[name]) for name in names},
         quantiles=np.array([pair, pair], np.float32),
     )
 

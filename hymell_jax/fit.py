@@ -158,7 +158,8 @@ def gemm_log_power(c, device, m, n, k, time_s, element_bytes) -> jax.Array:
     flops = gemm.floating_operations(m, n, k)
     moved = n * k * element_bytes + m * k * element_bytes + m * n * 2.0
     cached = flops * 0.5 * element_bytes * (1.0 / 256.0 + 1.0 / 128.0)
-    run = jax.vmap(functools.partial(power.board_power_w, c, device, fp8_share=2.0 - element_bytes))
+    fp8 = max(2.0 - element_bytes, 0.0)
+    run = jax.vmap(functools.partial(power.board_power_w, c, device, fp8_share=fp8))
     return jnp.log(run(flops / time_s, moved / time_s, cached / time_s))
 
 
@@ -171,11 +172,12 @@ def fit_power(
     power_w: np.ndarray,
     *,
     element_bytes: float = 2.0,
+    sound_s: float = SOUND_POWER_S,
     seed: int = 0,
     progress: Progress | None = None,
 ) -> tuple[dict[str, np.ndarray], float]:
-    """Power coefficients from sound rows (`SOUND_POWER_S` or longer); (coefficients, loss)."""
-    sound = time_s >= SOUND_POWER_S
+    """Power coefficients from sound rows (`sound_s` or longer); (coefficients, loss)."""
+    sound = time_s >= sound_s
     rows = tuple(a[sound] for a in (m, n, k, time_s, np.log(power_w)))
 
     def loss(c, m, n, k, time_s, log_power):

@@ -207,7 +207,8 @@ def memory_use(arch: Architecture, work: Workload, device: Device) -> Memory:
     experts = counts["routed_experts"]
     rest = sum(counts.values()) - plain - experts
     shards = jnp.maximum(work.tensor_parallel, work.expert_parallel)
-    weights = (plain * EMBEDDING_BYTES + rest * linear) / work.tensor_parallel
+    embedding = jnp.maximum(EMBEDDING_BYTES, work.activation_bytes)
+    weights = (plain * embedding + rest * linear) / work.tensor_parallel
     weights = weights + experts * expert / shards
     tokens = jnp.maximum(work.prompt_tokens + work.output_tokens, work.context_end_tokens)
     cache = parameters.kv_cache_bytes(arch, tokens, work.kv_bytes)

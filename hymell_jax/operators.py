@@ -103,13 +103,21 @@ def layer_counts(arch: Architecture) -> dict[str, jax.Array]:
 
 
 def weight_element_bytes(arch: Architecture, work: Workload) -> jax.Array:
-    """Bytes per weight of a linear layer: as stored, but no more than the format computed with."""
-    return jnp.minimum(arch.weight_bits / 8.0, work.weight_bytes)
+    """Bytes per weight of a linear layer: as stored, but no more than the format computed with.
+
+    A model that computes in 32 bits holds all weights in 32 bits.
+    """
+    return _element_bytes(arch.weight_bits, work)
 
 
 def expert_element_bytes(arch: Architecture, work: Workload) -> jax.Array:
     """Bytes per weight of a routed expert."""
-    return jnp.minimum(arch.expert_weight_bits / 8.0, work.weight_bytes)
+    return _element_bytes(arch.expert_weight_bits, work)
+
+
+def _element_bytes(bits: jax.Array, work: Workload) -> jax.Array:
+    stored = jnp.minimum(bits / 8.0, work.weight_bytes)
+    return jnp.where(work.weight_bytes > 2.0, work.weight_bytes, stored)
 
 
 def touched_experts(

@@ -75,9 +75,14 @@ ENGINE_COEFFICIENTS: dict[str, tuple[float, float]] = {  # name: (prior mean, pr
     "log_fp8_layer_s": (np.log(3e-5), 1.0),
     "log_traffic": (0.0, 0.3),
     "eager": (0.0, 1e-6),
+    "serial": (0.0, 1e-6),
 }
 """Of time. Factors of kinds of blocks, seconds of the host, passes over the logits; `eager` is 1
-where kernels are launched one by one and scores go through memory, else 0, and is not fitted."""
+where kernels are launched one by one and scores go through memory, else 0; `serial` is 1 where the
+host itself computes, so that kernels cannot hide its work, else 0. These two are not fitted."""
+
+FLAGS = ("eager", "serial")
+"""Coefficients that say what kind of engine it is; 0 where a file leaves them out."""
 
 EAGER_COEFFICIENTS: dict[str, tuple[float, float]] = {
     "log_launch_s": (np.log(1.5e-5), 1.0),
@@ -254,7 +259,9 @@ def serve_pass(
     several = jnp.clip(work.tensor_parallel - 1.0, 0.0, 1.0)
     host = jnp.exp(c["log_step_s"]) + batch * jnp.exp(c["log_request_s"])
     host = host + several * jnp.exp(c["log_parallel_s"])
-    time_s = smooth_maximum(kernels, launches, sharpness=OVERLAP) + sampling + host
+    overlapped = smooth_maximum(kernels, launches, sharpness=OVERLAP)
+    serial = c["serial"] * (kernels + launches)
+    time_s = (1.0 - c["serial"]) * overlapped + serial + sampling + host
     flops, moved = blocks.flops, blocks.memory_bytes
     peak = peak_rate(device, work.weight_bytes)
     log_flops_share = (

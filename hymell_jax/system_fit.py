@@ -43,6 +43,10 @@ STEPS, LEARNING_RATE = 800, 0.05
 NETWORK_STEPS, NETWORK_RATE, NETWORK_DECAY = 150, 3e-3, 0.1
 
 
+Priors = Mapping[str, tuple[float, float]]
+"""(mean, width) of every coefficient, as `serving.priors` gives them."""
+
+
 @jax.tree_util.register_dataclass
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Rows:
@@ -72,9 +76,8 @@ class Sizes:
     grid: tuple[float, ...]  # tokens, in equal steps of their logarithm
 
 
-def start(sizes: Sizes, eager: bool) -> dict[str, Any]:
+def start(sizes: Sizes, values: Priors) -> dict[str, Any]:
     """Where a fit starts: the priors."""
-    values = serving.priors(eager)
     energy = {n: jnp.full(sizes.machines, values[n][0]) for n in serving.ENERGY_COEFFICIENTS}
     time = {n: jnp.asarray(values[n][0]) for n in serving.ENGINE_COEFFICIENTS}
     found = {
@@ -87,19 +90,20 @@ def start(sizes: Sizes, eager: bool) -> dict[str, Any]:
     return jax.tree.map(lambda leaf: jnp.asarray(leaf, jnp.float32), found)
 
 
-def penalty(values: Mapping[str, Any], eager: bool, hidden_prompts: bool = False) -> jax.Array:
+def penalty(values: Mapping[str, Any], expected: Priors, hidden_prompts: bool = False) -> jax.Array:
     """Squared distance from the priors in units of their widths.
 
     Where a source hides its prompt lengths, these and the speed of prefill cannot be told apart:
     the lower levels' prefill then stands.
     """
-    priors, total = serving.priors(eager), 0.0
+    priors, total = dict(expected), 0.0
     if hidden_prompts:
         priors["log_prefill"] = (0.0, HIDDEN_PREFILL_WIDTH)
     for kind in ("time", "energy"):
         for name, value in values[kind].items():
             mean, width = priors[name]
-            total += jnp.sum(jnp.square((value - mean) / width)) if name != "eager" else 0.0
+            if name not in serving.FLAGS:
+                total += jnp.sum(jnp.square((value - mean) / width))
     total += jnp.sum(jnp.square(values["host"] / HOST_WIDTH))
     total += jnp.sum(jnp.square((values["prompt"] - PROMPT_PRIOR[0]) / PROMPT_PRIOR[1]))
     away = (values["campaign"] - CAMPAIGN_PRIOR[0][None]) / CAMPAIGN_PRIOR[1]
@@ -219,7 +223,7 @@ def misfit(predicted: jax.Array, rows: Rows, weights: jax.Array) -> jax.Array:
     return total / jnp.sum(weights)
 
 
-def fit_engine(rows: Rows, sizes: Sizes, weights: np.ndarray, eager: bool) -> dict[str, Any]:
+def fit_engine(rows: Rows, sizes: Sizes, weights: np.ndarray, priors: Priors) -> dict[str, Any]:
     """Terms of one engine, for each of the weight vectors [n_folds, n_rows].
 
     Minimises the misfit plus `PRIOR_WEIGHT` times the penalty: Adam, cosine decay, all rows a step.
@@ -228,19 +232,20 @@ def fit_engine(rows: Rows, sizes: Sizes, weights: np.ndarray, eager: bool) -> di
         The tree of `start` with a leading axis [n_folds].
     """
     optimiser = optax.adam(optax.cosine_decay_schedule(LEARNING_RATE, STEPS))
-    first = start(sizes, eager)
+    first = start(sizes, priors)
 
     def loss(values, fold):
         predicted, _ = predict(values, None, rows, sizes)
         return misfit(predicted, rows, fold) + PRIOR_WEIGHT * penalty(
-            values, eager, sizes.tasks > 1
+            values, priors, sizes.tasks > 1
         )
 
     def one(fold):
         def step(carry, _):
             values, state = carry
             gradient = jax.grad(loss)(values, fold)
-            gradient["time"]["eager"] = jnp.zeros_like(gradient["time"]["eager"])
+            for flag in serving.FLAGS:
+                gradient["time"][flag] = jnp.zeros_like(gradient["time"][flag])
             updates, state = optimiser.update(gradient, state)
             return (optax.apply_updates(values, updates), state), None
 

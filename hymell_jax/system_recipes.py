@@ -16,7 +16,7 @@ import dataclasses
 import functools
 import importlib.metadata
 import itertools
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import jax
@@ -63,7 +63,7 @@ def fit_folds(
         weights = np.stack([base * (group != g) for g in p.groups] + [base])
         if len(p.groups) == 1:
             weights[0] = 1e-6  # nothing is left: the priors alone
-        own = system_fit.fit_engine(p.rows, p.sizes, weights, p.eager)
+        own = system_fit.fit_engine(p.rows, p.sizes, weights, p.priors)
         place = [p.groups.index(g) if g in p.groups else len(p.groups) for g in groups]
         place = np.array([*place, len(p.groups)])
         terms.append(jax.tree.map(lambda leaf, place=place: np.asarray(leaf)[place], own))
@@ -87,16 +87,26 @@ def _fit_networks(problems, groups, terms, seeds) -> dict[str, Any]:
     for target in ("time", "energy"):
         features = np.concatenate([x[target] for x in left], 1)
         errors = np.concatenate([x[f"{target}_error"] for x in left], 1)
+        missing = not np.isfinite(errors[-1]).any()
         normalizers = [
-            mlp.fit_normalizer(f[(w > 0) & np.isfinite(e)])
+            mlp.fit_normalizer(f[(w > 0) & (np.isfinite(e) | missing)])
             for f, w, e in zip(features, weights, errors, strict=True)
         ]
         stacked = stack_leaves(normalizers)
+        if missing:  # nothing to learn from: networks that correct nothing
+            found[target] = {"params": _untrained(len(weights), seeds), "normalizer": stacked}
+            continue
         z = jax.vmap(mlp.normalise)(stacked, features)
         scales = jax.vmap(lambda n: mlp.level1_scale(serving.NETWORK, n))(stacked)
         params = system_fit.fit_networks(z, errors, weights, scales, seeds)
         found[target] = {"params": jax.tree.map(np.asarray, params), "normalizer": stacked}
     return found
+
+
+def _untrained(n_folds: int, seeds: Sequence[int]) -> Any:
+    """Networks whose correction is zero, with a fold axis."""
+    first = mlp.init_ensemble(serving.NETWORK, len(serving.FEATURES), seeds)
+    return jax.tree.map(lambda leaf: np.repeat(np.asarray(leaf)[None], n_folds, 0), first)
 
 
 def predict_left_out(fitted: Fitted, with_network: bool = True) -> pd.DataFrame:
@@ -246,7 +256,7 @@ def device_left_out(problems: Sequence[Problem]) -> pd.DataFrame:
             continue
         base, device = base_weights(p.frame), p.frame["device"].to_numpy()
         weights = np.stack([base * (device != name) for name in p.machines])
-        terms = system_fit.fit_engine(p.rows, p.sizes, weights, p.eager)
+        terms = system_fit.fit_engine(p.rows, p.sizes, weights, p.priors)
         near = [
             p.machines.index(devices.nearest_measured(m, [o for o in p.machines if o != m]))
             for m in p.machines
@@ -338,16 +348,7 @@ def fit_level3(
             }
             for width in WIDTHS
         },
-        "network": {
-            target: {
-                "params": _plain(entry["params"]),
-                "normalizer": {
-                    f.name: np.asarray(getattr(entry["normalizer"], f.name), np.float32)
-                    for f in dataclasses.fields(entry["normalizer"])
-                },
-            }
-            for target, entry in networks.items()
-        },
+        "network": network_content(networks),
         "card": {
             "sources": [
                 {
@@ -370,6 +371,20 @@ def fit_level3(
         },
     }  # fmt: skip
     return content, fitted
+
+
+def network_content(networks: Mapping[str, Any]) -> dict[str, Any]:
+    """Networks of time and energy as plain arrays, as a file stores them."""
+    return {
+        target: {
+            "params": _plain(entry["params"]),
+            "normalizer": {
+                f.name: np.asarray(getattr(entry["normalizer"], f.name), np.float32)
+                for f in dataclasses.fields(entry["normalizer"])
+            },
+        }
+        for target, entry in networks.items()
+    }
 
 
 def error_table(frame: pd.DataFrame) -> list[dict[str, Any]]:

@@ -19,7 +19,7 @@ from hymell_jax import analytical, checkpoint, devices, operators, serving, syst
 from hymell_jax.mlp import Progress
 from hymell_jax.model import CostModel
 from hymell_jax.serving import Blocks
-from hymell_jax.system_fit import TARGETS, Rows, Sizes
+from hymell_jax.system_fit import TARGETS, Priors, Rows, Sizes
 from hymell_jax.types import Device
 
 GRID = (64.0, 256.0, 1024.0, 4096.0)
@@ -53,8 +53,9 @@ def shipped_models(folder: str | None = None) -> Models:
 
 
 def _device_of(row: pd.Series) -> Device:
-    """The data sheet at the clock that the row was measured at."""
-    device, share = devices.get_device(row["device"]).device, np.float32(row["clock_share"])
+    """The data sheet at the clock that the row was measured at; its own where the row has one."""
+    spec = devices.get_device(row["spec"] if "spec" in row else row["device"])
+    device, share = spec.device, np.float32(row["clock_share"])
     return dataclasses.replace(device, **{n: getattr(device, n) * share for n in CLOCKED})
 
 
@@ -85,8 +86,8 @@ def block_costs(
     """
     jobs: dict[Any, list] = {}
     for index, (_, row) in enumerate(rows.iterrows()):
-        arch, known = systems.group_architecture(row["group"]), np.isfinite(row["prompt"])
-        dtype = "fp8" if row["weight_bytes"] == 1.0 else "bf16"
+        arch, known = systems.row_architecture(row), np.isfinite(row["prompt"])
+        dtype = systems.row_dtype(row)
         for place, prompt in enumerate((row["prompt"],) if known else GRID):
             work = systems.row_workload(row, prompt)
             key = row["device"], row["engine"], dtype, operators.structure_of(arch, work)
@@ -139,11 +140,7 @@ class Problem:
     campaigns: tuple[str, ...]
     machines: tuple[str, ...]
     groups: tuple[str, ...]
-
-    @property
-    def eager(self) -> bool:
-        """Whether kernels are launched one by one."""
-        return self.engine in EAGER_ENGINES
+    priors: Priors
 
 
 def _campaigns(frame: pd.DataFrame) -> list[str]:
@@ -159,9 +156,13 @@ def _index(values: Sequence[str]) -> tuple[tuple[str, ...], np.ndarray]:
 
 
 def problem(
-    engine: str, rows: pd.DataFrame, costs: tuple[Blocks, Blocks], keep: np.ndarray | None = None
+    engine: str,
+    rows: pd.DataFrame,
+    costs: tuple[Blocks, Blocks],
+    keep: np.ndarray | None = None,
+    priors: Priors | None = None,
 ) -> Problem:
-    """The rows of one engine, with their blocks, ready to fit."""
+    """The rows of one engine, with their blocks, ready to fit; by default with its usual priors."""
     here = np.flatnonzero((rows["engine"] == engine) & (True if keep is None else keep))
     frame = rows.iloc[here].reset_index(drop=True)
     prefill, decode = (jax.tree.map(lambda leaf: leaf[here], blocks) for blocks in costs)
@@ -182,7 +183,7 @@ def problem(
     }
     phase = np.stack([steady, prefill_only, ~steady & ~prefill_only], 1)
     arrays = Rows(
-        arch=stack_leaves([systems.group_architecture(g) for g in frame["group"]]),
+        arch=stack_leaves([systems.row_architecture(row) for _, row in frame.iterrows()]),
         device=stack_leaves([_device_of(row) for _, row in frame.iterrows()]),
         work=stack_leaves([systems.row_workload(row) for _, row in frame.iterrows()]),
         prefill=prefill,
@@ -197,4 +198,5 @@ def problem(
     )
     sizes = Sizes(len(tasks), len(campaigns), len(machines), GRID)
     groups = tuple(sorted(frame["group"].unique()))
-    return Problem(engine, frame, arrays, sizes, tasks, campaigns, machines, groups)
+    priors = serving.priors(engine in EAGER_ENGINES) if priors is None else priors
+    return Problem(engine, frame, arrays, sizes, tasks, campaigns, machines, groups, priors)

@@ -1,7 +1,8 @@
 """Level 3 on disk: `systems/level3.json` with its weights in `systems/level3.npz`, for all devices.
 
 One file serves every checkpoint, because its networks and the host terms of an engine are shared by
-all devices (`hymell_jax.engines` picks what belongs to one).
+all devices (`hymell_jax.engines` picks what belongs to one). A device whose engine was measured on
+it alone has a file of its own, `<device>/level3.json`.
 """
 
 from __future__ import annotations
@@ -23,21 +24,27 @@ FOLDER, STEM = "systems", "level3"
 LARGEST = 80.0  # of a coefficient, a natural log
 TARGETS = ("time", "energy")
 WIDTHS = ("16 bits", "quantised")
+_DEFAULTS = dict.fromkeys(serving.FLAGS, 0.0)  # where a file leaves them out
 COEFFICIENTS = tuple(serving.ENGINE_COEFFICIENTS | serving.ENERGY_COEFFICIENTS)
 
 
-def file_of(folder: str | os.PathLike[str]) -> Path:
-    """Path of level 3 in a folder of checkpoints."""
-    return Path(folder) / FOLDER / f"{STEM}.json"
+def file_of(folder: str | os.PathLike[str], device: str = FOLDER) -> Path:
+    """Path of level 3 in a folder of checkpoints: of all devices, or of one alone."""
+    return Path(folder) / device / f"{STEM}.json"
 
 
-def save(content: Mapping[str, Any], folder: str | os.PathLike[str]) -> Path:
+def save(content: Mapping[str, Any], folder: str | os.PathLike[str], device: str = FOLDER) -> Path:
     """Write level 3 as `system_recipes.fit_level3` returns it, whole or not at all.
+
+    Args:
+        content: of `fit_level3`.
+        folder: of checkpoints.
+        device: whose alone it is; by default that of all.
 
     Raises:
         ValueError: the folder cannot be written.
     """
-    path = file_of(folder)
+    path = file_of(folder, device)
     path.parent.mkdir(parents=True, exist_ok=True)
     packed = arrays.pack(content["network"])
     plain = {
@@ -63,13 +70,13 @@ def _rounded(tree: Any) -> Any:
     return int(tree) if isinstance(tree, np.integer) else tree
 
 
-def load(folder: str | os.PathLike[str]) -> dict[str, Any] | None:
+def load(folder: str | os.PathLike[str], device: str = FOLDER) -> dict[str, Any] | None:
     """Level 3 as `engines.terms_for` and `engines.networks_of` take it; None where there is none.
 
     Raises:
         ValueError: damaged, of another version, or with numbers out of range.
     """
-    path = file_of(folder)
+    path = file_of(folder, device)
     if not path.is_file():
         return None
     where = f"Level 3 {path.name!r}"
@@ -104,7 +111,7 @@ def _check_engines(engines: Any, where: str) -> None:
             raise ValueError(f"{here} must hold machines and quantiles.")
         for machine, terms in machines.items():
             for name in COEFFICIENTS:
-                value = terms.get(name) if isinstance(terms, Mapping) else None
+                value = terms.get(name, _DEFAULTS.get(name)) if isinstance(terms, Mapping) else None
                 if not _number(value) or abs(value) > LARGEST:
                     raise ValueError(f"{here}, {machine}: {name} must be within +-{LARGEST:g}.")
             _check_widths(quantiles.get(machine), f"{here}, {machine}")

@@ -282,6 +282,16 @@ _DEFAULTS = dict(
 )  # fmt: skip
 
 
+def row_dtype(row: pd.Series) -> str:
+    """The compute format of a row, by the bytes of its weights."""
+    return {1.0: "fp8", 4.0: "fp32"}.get(row["weight_bytes"], "bf16")
+
+
+def row_architecture(row: pd.Series) -> Architecture:
+    """The architecture of a row: its own where it brings one, else that of its group."""
+    return row["architecture"] if "architecture" in row else group_architecture(row["group"])
+
+
 def row_workload(row: pd.Series, prompt: float | None = None) -> Workload:
     """The workload of a row: the batch that runs at once, prompts as given or `prompt`."""
     known = float(row["prompt"]) if np.isfinite(row["prompt"]) else NOMINAL_PROMPT
@@ -289,7 +299,7 @@ def row_workload(row: pd.Series, prompt: float | None = None) -> Workload:
         batch_size=max(float(row["batch"]) / float(row.get("turns", 1.0)), 1.0),
         prompt_tokens=known if prompt is None else prompt,
         output_tokens=max(float(row["output"]), 1.0),
-        dtype="fp8" if row["weight_bytes"] == 1.0 else "bf16",
+        dtype=row_dtype(row),
         tensor_parallel=row["tensor_parallel"],
         expert_parallel=row["expert_parallel"],
     )

@@ -107,7 +107,7 @@ class Workload:
 class Device:
     """Data-sheet facts of one accelerator; dense rates, no sparsity. Leaves float32, shape ()."""
 
-    peak_flops_per_s: jax.Array  # bf16/fp16 matrix units, dense
+    peak_flops_per_s: jax.Array  # bf16/fp16 matrix units, dense; fp32 products on a CPU
     peak_fp8_flops_per_s: jax.Array  # the bf16 rate where fp8 is not supported
     peak_vector_flops_per_s: jax.Array  # fp32, no matrix units
     memory_bytes_per_s: jax.Array
@@ -170,7 +170,7 @@ ARCHITECTURE_FIELDS: dict[str, tuple[Any, float, float]] = {
     "expert_weight_bits": ("weight_bits", 1, 64),
 }
 
-DTYPES = {"bf16": 2.0, "fp8": 1.0}
+DTYPES = {"bf16": 2.0, "fp8": 1.0, "fp32": 4.0}
 """Compute formats a checkpoint can be for, and the bytes of one element."""
 
 
@@ -310,7 +310,7 @@ def workload(
     prompt_tokens: float = 1024,
     output_tokens: float = 128,
     dtype: str = "bf16",
-    kv_dtype: str = "bf16",
+    kv_dtype: str | None = None,
     context_tokens: float | None = None,
     tensor_parallel: float = 1,
     expert_parallel: float = 1,
@@ -321,8 +321,9 @@ def workload(
         batch_size: sequences that run together.
         prompt_tokens: prompt tokens of each sequence.
         output_tokens: tokens that each sequence generates.
-        dtype: format of the linear layers, "bf16" or "fp8".
-        kv_dtype: format of the KV cache.
+        dtype: format of the linear layers, one of `DTYPES`; with "fp32" activations are 32 bits
+            wide too, else 16.
+        kv_dtype: format of the KV cache; by default that of the activations.
         context_tokens: evaluate decode steps at this one context instead of over the growing one.
         tensor_parallel: GPUs that share every layer.
         expert_parallel: GPUs that share the routed experts.
@@ -338,6 +339,7 @@ def workload(
     else:
         start = end = checked_number("context_tokens", context_tokens, 1, 2e8)
     element = dtype_bytes(dtype)
+    activation = max(element, DTYPES["bf16"])
     values = dict(
         batch_size=batch,
         prompt_tokens=prompt,
@@ -345,8 +347,8 @@ def workload(
         context_start_tokens=start,
         context_end_tokens=end,
         weight_bytes=element,
-        activation_bytes=2.0,
-        kv_bytes=dtype_bytes(kv_dtype, "kv_dtype"),
+        activation_bytes=activation,
+        kv_bytes=activation if kv_dtype is None else dtype_bytes(kv_dtype, "kv_dtype"),
         tensor_parallel=checked_number("tensor_parallel", tensor_parallel, 1, 1024),
         expert_parallel=checked_number("expert_parallel", expert_parallel, 1, 4096),
     )

@@ -20,6 +20,8 @@ ORDER = [  # a module may import those before it, never those after it
     "evaluate", "block_recipes", "block_power", "block_evaluate", "recipes", "comparison",
     "ranking",
     "systems", "system_rows", "system_recipes", "baseline_fits",
+    "profile_rows", "profile_roofline", "profile_device", "profile_level1", "profile_level2",
+    "profile_level3", "profile_fit",
     "quantities", "space", "lagrangian", "refinement", "optimise", "pareto", "sensitivity",
     "sharded", "designs", "sweep", "frames", "experiment",
     "report_card", "report", "report_labels", "report_style", "report_curves",
@@ -39,6 +41,12 @@ PANDAS = {
     "systems",
     "system_rows",
     "system_recipes",
+    "profile_device",
+    "profile_fit",
+    "profile_level1",
+    "profile_level2",
+    "profile_level3",
+    "profile_rows",
 }
 
 

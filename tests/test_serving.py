@@ -249,7 +249,7 @@ def test_the_fit_finds_known_terms(h100):
         measured=np.full((count, len(system_fit.TARGETS)), np.nan, np.float32),
     )  # fmt: skip
     sizes = system_fit.Sizes(1, 1, 1, (1024.0,))
-    truth = system_fit.start(sizes, False)
+    truth = system_fit.start(sizes, serving.priors())
     truth["time"] |= {"log_step_s": jnp.float32(np.log(3e-3)), "log_matrix": jnp.float32(0.08)}
     predicted, _ = jax.jit(lambda v: system_fit.predict(v, None, rows, sizes))(truth)
     measured = np.array(rows.measured)
@@ -257,7 +257,7 @@ def test_the_fit_finds_known_terms(h100):
         index = system_fit.TARGETS.index(target)
         measured[:, index] = predicted[:, index]
     rows = dataclasses.replace(rows, measured=measured)
-    found = system_fit.fit_engine(rows, sizes, np.ones((1, count)), False)
+    found = system_fit.fit_engine(rows, sizes, np.ones((1, count)), serving.priors())
     prior, truth = serving.priors()["log_step_s"][0], np.log(3e-3)
     assert abs(float(found["time"]["log_step_s"][0]) - truth) < 0.2 * abs(prior - truth)
     again, _ = system_fit.predict(jax.tree.map(lambda x: x[0], found), None, rows, sizes)

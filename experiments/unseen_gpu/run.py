@@ -257,7 +257,7 @@ def _hidden_prompts(p: system_rows.Problem) -> np.ndarray:
         return given
     base, device = system_recipes.base_weights(p.frame), p.frame["device"].to_numpy()
     weights = np.stack([base * (device != name) for name in p.machines])
-    terms = system_fit.fit_engine(p.rows, p.sizes, weights, p.eager)
+    terms = system_fit.fit_engine(p.rows, p.sizes, weights, p.priors)
     fold = np.asarray(p.rows.machine)
     return np.where(known, given, np.exp(np.asarray(terms["prompt"])[fold, p.rows.task]))
 
