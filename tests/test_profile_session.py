@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import ast
 import json
 import os
 import subprocess
 import sys
+from pathlib import Path
 
 import pandas as pd
 import pytest
 
-from hymell_jax.profiler import plans, session, steadiness, store
+import hymell_jax
+from hymell_jax.profiler import plans, repeatability, session, steadiness, store
 from hymell_jax.profiler.cases import Case
 
 IDENTITY = {"device": "test-cpu", "runtime": "transformers-0", "dtype": "float32", "threads": 1}
@@ -185,6 +188,36 @@ def test_folders_that_cannot_be_used(tmp_path, open_journal, monkeypatch):
         session.Session(journal, plan(2), row, anchor).run()
     journal.close()
     assert len(store.read_journal(tmp_path / "a")) == len(journal.records)
+
+
+def test_two_runs_are_compared_row_by_row(tmp_path, open_journal):
+    for name, factor in (("a", 1.0), ("b", 1.04)):
+
+        def measure(case, factor=factor):
+            m = case.sizes["m"]
+            slow = {9: 1.2, 10: 3.0}.get(m, 1.0) if factor > 1 else 1.0
+            return row(case, time_s=m * factor * slow, other_load=0.9 * (m == 10))
+
+        journal = open_journal(tmp_path / name)
+        session.Session(journal, plan(10), measure, anchor).run()
+    (table, every) = repeatability.repeatability(tmp_path / "a", tmp_path / "b")
+    assert table == every | {"table": "operators/gemm"}
+    assert (every["n"], every["n_undisturbed"]) == (10, 9)
+    assert every["within_5_percent"] == 0.8
+    assert every["within_5_percent_undisturbed"] == pytest.approx(8 / 9)
+    assert every["median_difference"] == pytest.approx(0.04)
+
+
+def test_pytorch_is_imported_by_the_profiler_only_and_inside_functions_only():
+    package = Path(hymell_jax.__file__).parent
+    for path in package.rglob("*.py"):
+        tree = ast.parse(path.read_text())
+        heads = ast.walk(tree) if path.parent.name != "profiler" else tree.body
+        for node in heads:
+            names = [a.name for a in node.names] if isinstance(node, ast.Import) else []
+            names += [node.module or ""] if isinstance(node, ast.ImportFrom) else []
+            found = {name.split(".")[0] for name in names}
+            assert not found & {"torch", "transformers", "zeus", "pynvml"}, path.name
 
 
 KILLED = """

@@ -21,6 +21,7 @@ from hymell_jax.profiler.session import Outcome, Report, Session, utc_now
 from hymell_jax.version import __version__
 
 SPARE_MEMORY = 0.9  # of what is free may be used
+MOST_NOTES = 5  # the manifest has them all
 ANCHOR_GEMM = (512, 1024, 1024)
 ANCHOR_COPY_BYTES = 96e6
 _MINIMAL = {
@@ -98,8 +99,9 @@ def _run(
         closing = {"kind": "end", "ended_at": utc_now(), "idle_power_w": profiler.idle_power_w()}
         journal.append(closing)
         manifest = finish(folder, journal.records, profiler)
-    for key, reason in list(outcome.given_up.items())[:5]:
-        note(f"Not measured: {key}: {reason}")
+    titles = {case.key: case.title() for case in plan.cases}
+    for key, reason in list(outcome.given_up.items())[:MOST_NOTES]:
+        note(f"Not measured: {titles[key]}: {reason}")
     return manifest | {"outcome": dataclasses.asdict(outcome)}
 
 

@@ -145,13 +145,8 @@ def utc_now() -> str:
     return datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds")
 
 
-def elapsed_text(seconds: float) -> str:
-    """Minutes and seconds."""
-    return f"{int(seconds) // 60} min {int(seconds) % 60:02d} s"
-
-
 def describe(plan: Plan) -> list[dict[str, Any]]:
-    """What a plan will do: cases, held out and estimated seconds of each table."""
+    """What a plan will do: table, level, cases, and how many of them are held out."""
     found: dict[str, dict[str, Any]] = {}
     for case in plan.cases:
         row = found.setdefault(
