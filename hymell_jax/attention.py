@@ -31,6 +31,7 @@ from collections.abc import Mapping
 import jax
 import jax.numpy as jnp
 
+from hymell_jax.smooth import floating
 from hymell_jax.types import Device
 
 ATTENTION_REGIMES = ("launch", "tensor", "exp", "tiles", "chain", "memory")
@@ -99,14 +100,9 @@ def check_phase(phase: str) -> None:
         raise ValueError(f"phase must be one of {', '.join(ATTENTION_PHASES)}; got {phase!r}.")
 
 
-def _float(x) -> jax.Array:
-    """A floating array of the input's own width: sizes may come as integers."""
-    return 1.0 * jnp.asarray(x)
-
-
 def _log(x) -> jax.Array:
     """Natural log of a positive size, in float32."""
-    return jnp.log(_float(x))
+    return jnp.log(floating(x))
 
 
 def _log_at_least_one(log_x: jax.Array) -> jax.Array:
@@ -116,13 +112,13 @@ def _log_at_least_one(log_x: jax.Array) -> jax.Array:
 
 def _log_width(head_dim, value_head_dim) -> jax.Array:
     """log (d_k + d_v)."""
-    return _log(_float(head_dim) + value_head_dim)
+    return _log(floating(head_dim) + value_head_dim)
 
 
 def attended_keys(tokens, window_tokens=0.0) -> jax.Array:
     """Keys that the last query sees: min(tokens, window), all tokens where the window is 0."""
-    tokens = _float(tokens)
-    window = _float(window_tokens)
+    tokens = floating(tokens)
+    window = floating(window_tokens)
     return jnp.where(window > 0, jnp.minimum(window, tokens), tokens)
 
 
@@ -131,7 +127,7 @@ def causal_pairs(tokens, window_tokens=0.0) -> jax.Array:
 
     Without a window w = s, which gives s (s + 1) / 2.
     """
-    tokens = _float(tokens)
+    tokens = floating(tokens)
     keys = attended_keys(tokens, window_tokens)
     return keys * (0.5 * (2.0 * tokens - keys + 1.0))
 
@@ -207,7 +203,7 @@ def attention_bound_s(
 
 def _fp8_share(kv_bytes) -> jax.Array:
     """0 at 2 bytes an element, 1 at 1 byte."""
-    return jnp.clip(1.0 - jnp.log2(_float(kv_bytes)), 0.0, 1.0)
+    return jnp.clip(1.0 - jnp.log2(floating(kv_bytes)), 0.0, 1.0)
 
 
 def _log_fallback(log_excess, log_width) -> jax.Array:
@@ -337,7 +333,7 @@ def attention_log_terms(
 
 def _phase(coefficients: Mapping[str, float], phase: str) -> dict[str, jax.Array]:
     """The coefficients of one phase without its prefix."""
-    return {name: _float(coefficients[f"{phase}_{name}"]) for name in _START}
+    return {name: floating(coefficients[f"{phase}_{name}"]) for name in _START}
 
 
 def attention_prefill_time_s(

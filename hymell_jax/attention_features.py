@@ -72,14 +72,7 @@ def attention_features(
     phase: str,
     coefficients: Mapping[str, float],
     device: Device,
-    batch,
-    tokens,
-    n_heads,
-    n_kv_heads,
-    head_dim,
-    value_head_dim,
-    window_tokens=0.0,
-    kv_bytes=2.0,
+    *sizes,
     l2_residency=1.0,
 ) -> jax.Array:
     """Features [..., n] in the order of `ATTENTION_FEATURES`, not standardised.
@@ -87,6 +80,7 @@ def attention_features(
     Args:
         phase: "prefill" (`tokens` = prompt) or "decode" (`tokens` = context).
         coefficients: level 1, whose terms and time close the monotone group.
+        sizes: batch to kv_bytes.
 
     The others are as in `attention_prefill_time_s`.
 
@@ -95,9 +89,9 @@ def attention_features(
     """
     check_phase(phase)
     terms, log_time = attention_log_terms(
-        phase, coefficients, device, batch, tokens, n_heads, n_kv_heads, head_dim,
-        value_head_dim, window_tokens, kv_bytes, l2_residency=l2_residency,
-    )  # fmt: skip
+        phase, coefficients, device, *sizes, l2_residency=l2_residency
+    )
+    batch, tokens, n_heads, n_kv_heads, head_dim, value_head_dim, window_tokens, kv_bytes = sizes
 
     def log2(x):
         return jnp.log2(1.0 * jnp.asarray(x))

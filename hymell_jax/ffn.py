@@ -22,7 +22,7 @@ import numpy as np
 
 from hymell_jax import gemm
 from hymell_jax.robust_fit import LOSS_WIDTH, adam, fit_coefficients
-from hymell_jax.smooth import soft_ceil
+from hymell_jax.smooth import floating, soft_ceil
 from hymell_jax.types import Device
 
 FFN_PARTS = ("up", "activation", "down")
@@ -51,20 +51,16 @@ TILES = ((128.0, 256.0), (128.0, 128.0), (256.0, 128.0))
 """(rows, columns) of the thread-block tiles whose waves the network sees."""
 
 
-def _float(x) -> jax.Array:
-    return 1.0 * jnp.asarray(x)
-
-
 def _products(d_model, d_ff, tensor_parallel, n_matrices):
     """((n, k) of the up product, (n, k) of the down product)."""
-    width = _float(d_ff) / tensor_parallel
-    return ((_float(n_matrices) - 1.0) * width, _float(d_model)), (_float(d_model), width)
+    width = floating(d_ff) / tensor_parallel
+    return ((floating(n_matrices) - 1.0) * width, floating(d_model)), (floating(d_model), width)
 
 
 def _activation_s(coefficients, device, tokens, width, n_matrices):
     moved = tokens * n_matrices * width * ACTIVATION_BYTES / device.memory_bytes_per_s
-    excess = 1.0 + jnp.exp(_float(coefficients["log_memory_excess"]))
-    return jnp.exp(_float(coefficients["log_launch_s"])) + moved * excess
+    excess = 1.0 + jnp.exp(floating(coefficients["log_memory_excess"]))
+    return jnp.exp(floating(coefficients["log_launch_s"])) + moved * excess
 
 
 def _parts(
@@ -73,7 +69,7 @@ def _parts(
 ):  # fmt: skip
     """Seconds of `FFN_PARTS` [3] and the shares of both products [2, n_bounds]."""
     (up_n, up_k), (down_n, down_k) = _products(*sizes)
-    tokens = _float(tokens)
+    tokens = floating(tokens)
 
     def run(n, k):
         return gemm.gemm_time(
@@ -82,7 +78,7 @@ def _parts(
         )  # fmt: skip
 
     (up_s, up_shares), (down_s, down_shares) = run(up_n, up_k), run(down_n, down_k)
-    activation = _activation_s(coefficients, device, tokens, down_k, _float(sizes[3]))
+    activation = _activation_s(coefficients, device, tokens, down_k, floating(sizes[3]))
     return jnp.stack([up_s, activation, down_s]), jnp.stack([up_shares, down_shares])
 
 
@@ -210,24 +206,23 @@ def ffn_features(
     coefficients: Mapping[str, float],
     product: gemm.Coefficients,
     device: Device,
-    tokens,
-    d_model,
-    d_ff,
-    tensor_parallel=1.0,
-    n_matrices=3.0,
+    *sizes,
     weight_bytes=2.0,
     streaming_weights=0.0,
 ) -> jax.Array:
     """Inputs of the level-2 correction, [n] in the order of `FFN_FEATURES`; scalar inputs.
 
-    Arguments as in `ffn_time_s`.
+    Args:
+        sizes: all of `FFN_SIZES`.
+
+    The others are as in `ffn_time_s`.
     """
-    sizes = (d_model, d_ff, tensor_parallel, n_matrices)
+    tokens, *sizes = sizes
     parts, bounds = _parts(
         coefficients, product, device, tokens, sizes, weight_bytes, streaming_weights
     )
     (up_n, up_k), (down_n, down_k) = _products(*sizes)
-    total, log_rows = jnp.sum(parts), jnp.log2(_float(tokens))
+    total, log_rows = jnp.sum(parts), jnp.log2(floating(tokens))
     weights = (up_n * up_k + down_n * down_k) * weight_bytes
     waves = [
         _fill(

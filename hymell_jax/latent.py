@@ -30,6 +30,7 @@ import numpy as np
 
 from hymell_jax.gemm import peak_rate
 from hymell_jax.robust_fit import fit_coefficients
+from hymell_jax.smooth import floating, p_norm
 from hymell_jax.types import Device
 
 LATENT_PHASES = ("prefill", "decode")
@@ -76,10 +77,6 @@ class LatentShape:
     v_dim: float = 128.0
 
 
-def _float(x) -> jax.Array:
-    return 1.0 * jnp.asarray(x)
-
-
 def projection_weights(shape: LatentShape, n_heads) -> jax.Array:
     """Parameters of the module's projections with `n_heads` heads on this GPU.
 
@@ -89,7 +86,7 @@ def projection_weights(shape: LatentShape, n_heads) -> jax.Array:
     s = shape
     down = s.d_model * (s.q_rank + s.kv_rank + s.rope_dim)
     per_head = s.q_rank * (s.nope_dim + s.rope_dim) + s.kv_rank * (s.nope_dim + s.v_dim)
-    return down + _float(n_heads) * (per_head + s.v_dim * s.d_model)
+    return down + floating(n_heads) * (per_head + s.v_dim * s.d_model)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -109,7 +106,7 @@ class _Work:
 def _work(shape: LatentShape, phase: str, batch, tokens, n_heads, weight_bytes, kv_bytes) -> _Work:
     if phase not in LATENT_PHASES:
         raise ValueError(f"phase must be one of {', '.join(LATENT_PHASES)}; got {phase!r}.")
-    s, batch, tokens, heads = shape, _float(batch), _float(tokens), _float(n_heads)
+    s, batch, tokens, heads = shape, floating(batch), floating(tokens), floating(n_heads)
     key, latent = s.nope_dim + s.rope_dim, s.kv_rank + s.rope_dim
     weights = projection_weights(s, heads)
     if phase == "prefill":
@@ -167,13 +164,17 @@ def latent_time_s(
         ValueError: an unknown phase.
     """
     w = _work(shape or LatentShape(), phase, batch, tokens, n_heads, weight_bytes, kv_bytes)
-    terms = _terms(coefficients, device, w, weight_bytes)
-    return _combine(1.0 + jnp.exp(_float(coefficients["log_pnorm"])), *terms)
+    return _timed(coefficients, device, w, weight_bytes)[1:]
 
 
-def _terms(coefficients, device: Device, w: _Work, weight_bytes) -> list[jax.Array]:
-    """Seconds of each of `LATENT_TERMS`, none of which decreases with batch or tokens."""
-    c = {name: _float(coefficients[name]) for name in DEFAULT_COEFFICIENTS}
+def _timed(
+    coefficients, device: Device, w: _Work, weight_bytes
+) -> tuple[list[jax.Array], jax.Array, jax.Array]:
+    """Seconds of each of `LATENT_TERMS`, seconds of the module and the shares of the terms.
+
+    No term decreases with batch or tokens.
+    """
+    c = {name: floating(coefficients[name]) for name in DEFAULT_COEFFICIENTS}
     bandwidth, peak = device.memory_bytes_per_s, device.peak_flops_per_s
     launch = jnp.exp(c["log_launch_s"])
     rows = w.row_bytes / bandwidth * jnp.exp(c["log_row_passes"])
@@ -184,25 +185,15 @@ def _terms(coefficients, device: Device, w: _Work, weight_bytes) -> list[jax.Arr
     tensor = padded * w.pair_flops / peak * (1.0 + jnp.exp(c["log_tensor_excess"]))
     cache = w.cache_bytes / bandwidth * (1.0 + jnp.exp(c["log_cache_excess"]))
     chain = w.keys * jnp.exp(c["log_chain_s"])
-    return jnp.broadcast_arrays(launch, rows, compute, weights, tensor, cache, chain)
-
-
-def _combine(
-    power, launch, rows, compute, weights, tensor, cache, chain
-) -> tuple[jax.Array, jax.Array]:
-    """Seconds [...] and shares [..., 7] from the terms."""
-    projections, projection_shares = _p_norm(power, compute, weights)
-    core, core_shares = _p_norm(power, tensor, cache)
+    terms = jnp.broadcast_arrays(launch, rows, compute, weights, tensor, cache, chain)
+    launch, rows, compute, weights, tensor, cache, chain = terms
+    order = 1.0 + jnp.exp(c["log_pnorm"])
+    projections, projection_shares = p_norm(order, compute, weights)
+    core, core_shares = p_norm(order, tensor, cache)
     time_s = launch + rows + projections + core + chain
     shares = [*(projections[None] * projection_shares), *(core[None] * core_shares)]
     parts = [launch, rows, *shares, chain]
-    return time_s, jnp.stack([part / time_s for part in parts], -1)
-
-
-def _p_norm(power, *terms) -> tuple[jax.Array, jax.Array]:
-    """(sum t^p)^(1/p) [...], and each term's share of it [n_terms, ...]."""
-    logs = power * jnp.log(jnp.stack(terms))
-    return jnp.exp(jax.nn.logsumexp(logs, axis=0) / power), jax.nn.softmax(logs, axis=0)
+    return terms, time_s, jnp.stack([part / time_s for part in parts], -1)
 
 
 LATENT_MONOTONE: tuple[str, ...] = (
@@ -233,40 +224,38 @@ def latent_features(
     phase: str,
     coefficients: Mapping[str, float],
     device: Device,
-    batch,
-    tokens,
-    n_heads,
-    weight_bytes=2.0,
-    kv_bytes=2.0,
+    *sizes,
     shape: LatentShape | None = None,
 ) -> jax.Array:
     """Inputs of the level-2 correction, [..., n] in the order of `LATENT_FEATURES`.
 
-    Arguments as in `latent_time_s`.
+    Args:
+        sizes: all of `LATENT_SIZES`.
+
+    The others are as in `latent_time_s`.
     """
-    sizes = (batch, tokens, n_heads, weight_bytes, kv_bytes)
     widths = shape or LatentShape()
+    batch, tokens, n_heads, weight_bytes, kv_bytes = map(floating, sizes)
     w = _work(widths, phase, *sizes)
-    terms = _terms(coefficients, device, w, weight_bytes)
-    time_s, _ = _combine(1.0 + jnp.exp(_float(coefficients["log_pnorm"])), *terms)
-    heads = _float(n_heads) if phase == "prefill" else jnp.hypot(_float(n_heads), TILE_HEADS) / 64.0
+    terms, time_s, _ = _timed(coefficients, device, w, weight_bytes)
+    heads = n_heads if phase == "prefill" else jnp.hypot(n_heads, TILE_HEADS) / 64.0
     values = [
-        jnp.log2(_float(batch)),
-        jnp.log2(_float(tokens)),
+        jnp.log2(batch),
+        jnp.log2(tokens),
         jnp.log2(w.rows),
         jnp.log2(w.pairs),
         jnp.log2(w.rows * heads / 128.0 / device.n_sm),
-        jnp.log2(_float(batch) * heads / device.n_sm),
+        jnp.log2(batch * heads / device.n_sm),
         jnp.log2(w.cache_bytes / device.l2_bytes),
         jnp.log2(w.row_bytes / device.l2_bytes),
         *(jnp.log2(term * 1e6) for term in terms[1:]),
         jnp.log2(time_s * 1e6),
-        jnp.log2(_float(n_heads)),
-        2.0 - _float(kv_bytes),
-        jnp.log2(_float(widths.d_model)),
-        jnp.log2(jnp.maximum(_float(widths.q_rank), 1.0)),
-        jnp.log2(_float(widths.kv_rank)),
-        jnp.log2(_float(widths.nope_dim) + widths.rope_dim),
+        jnp.log2(n_heads),
+        2.0 - kv_bytes,
+        jnp.log2(floating(widths.d_model)),
+        jnp.log2(jnp.maximum(floating(widths.q_rank), 1.0)),
+        jnp.log2(floating(widths.kv_rank)),
+        jnp.log2(floating(widths.nope_dim) + widths.rope_dim),
     ]
     return jnp.stack(jnp.broadcast_arrays(*values), axis=-1)
 

@@ -29,7 +29,12 @@ import jax.numpy as jnp
 import numpy as np
 
 from hymell_jax.robust_fit import fit_coefficients
-from hymell_jax.smooth import log2_whole_waves, partial_ceil
+from hymell_jax.smooth import (
+    added_and_overlapped,
+    floating,
+    log2_whole_waves,
+    partial_ceil,
+)
 from hymell_jax.types import Device
 
 LINEAR_KERNELS = ("conv_prefill", "rule_prefill", "conv_decode", "rule_decode")
@@ -80,10 +85,6 @@ log_pnorm          p = 1 + e
 """
 
 
-def _float(x) -> jax.Array:
-    return 1.0 * jnp.asarray(x)
-
-
 def _at_least_one(x) -> jax.Array:
     """(x^8 + 1)^(1/8). Hard limit: max(x, 1)."""
     return jnp.exp(jax.nn.softplus(8.0 * jnp.log(x)) / 8.0)
@@ -91,10 +92,10 @@ def _at_least_one(x) -> jax.Array:
 
 def kernel_work(kernel: str, batch, seq_len, k_heads, v_heads, k_dim, v_dim):
     """(thread blocks, steps of one, bytes) of a kernel, arrays [...]."""
-    batch, seq_len = _float(batch), _float(seq_len)
+    batch, seq_len = floating(batch), floating(seq_len)
     tokens = batch * seq_len
-    channels = 2.0 * _float(k_heads) * k_dim + _float(v_heads) * v_dim
-    out = _float(v_heads) * v_dim
+    channels = 2.0 * floating(k_heads) * k_dim + floating(v_heads) * v_dim
+    out = floating(v_heads) * v_dim
     states = batch * v_heads * k_dim * v_dim * STATE_BYTES
     if kernel == "conv_prefill":
         blocks = batch * _at_least_one(seq_len / CONV_TOKENS) * channels / CONV_CHANNELS
@@ -151,65 +152,25 @@ def linear_kernel_time_s(
         ValueError: an unknown kernel.
     """
     shape = (batch, seq_len, k_heads, v_heads, k_dim, v_dim)
-    terms = _terms(kernel, coefficients, device, *shape, l2_residency)
-    return _combine(jnp.exp(_float(coefficients["log_pnorm"])), *terms)
+    return _timed(kernel, coefficients, device, shape, l2_residency)[1:]
 
 
-def _terms(
-    kernel, coefficients, device, batch, seq_len, k_heads, v_heads, k_dim, v_dim, l2_residency
-) -> list[jax.Array]:
-    """Seconds of each of `LINEAR_TERMS`, none of which decreases with batch or tokens."""
-    c = {name: _float(coefficients[name]) for name in DEFAULT_COEFFICIENTS}
-    blocks, steps, moved = kernel_work(kernel, batch, seq_len, k_heads, v_heads, k_dim, v_dim)
+def _timed(
+    kernel: str, coefficients, device: Device, shape, l2_residency
+) -> tuple[list[jax.Array], jax.Array, jax.Array]:
+    """Seconds of each of `LINEAR_TERMS`, seconds of the kernel and the shares of the terms.
+
+    No term decreases with batch or tokens.
+    """
+    c = {name: floating(coefficients[name]) for name in DEFAULT_COEFFICIENTS}
+    blocks, steps, moved = kernel_work(kernel, *shape)
     memory = moved / device.memory_bytes_per_s * (1.0 + jnp.exp(c["log_memory_excess"]))
     memory = memory * _l2_factor(c, device, moved, l2_residency)
     waves = partial_ceil(blocks / device.n_sm, jax.nn.sigmoid(c["wave_quantisation"]))
     busy = waves * (jnp.exp(c["log_block_s"]) + jnp.exp(c["log_step_s"]) * steps)
     launch, chain = jnp.exp(c["log_launch_s"]), jnp.exp(c["log_chain_s"]) * steps
-    return jnp.broadcast_arrays(launch, chain, memory, busy)
-
-
-def _combine(power, launch, chain, memory, busy) -> tuple[jax.Array, jax.Array]:
-    """Seconds [...] and shares [..., 4]: launch + chain + p-norm of the rest, p = 1 + power."""
-    logs = (1.0 + power) * jnp.log(jnp.stack([memory, busy]))
-    body = jnp.exp(jax.nn.logsumexp(logs, axis=0) / (1.0 + power))
-    time_s = launch + chain + body
-    shares = jax.nn.softmax(logs, axis=0) * (body / time_s)[None]
-    return time_s, jnp.stack([launch / time_s, chain / time_s, *shares], -1)
-
-
-def linear_time_s(
-    coefficients: Mapping[str, Mapping[str, float]],
-    device: Device,
-    phase: str,
-    batch,
-    seq_len,
-    k_heads,
-    v_heads,
-    k_dim=128.0,
-    v_dim=128.0,
-    l2_residency=1.0,
-) -> jax.Array:
-    """Seconds of both kernels of one layer in "prefill" or "decode", projections not included.
-
-    Args:
-        coefficients: by kernel.
-
-    The others are as in `linear_kernel_time_s`; in decode `seq_len` is ignored.
-
-    Raises:
-        ValueError: an unknown phase.
-    """
-    if phase not in ("prefill", "decode"):
-        raise ValueError(f"phase must be prefill or decode; got {phase!r}.")
-    tokens = seq_len if phase == "prefill" else 1.0
-    shape = (batch, tokens, k_heads, v_heads, k_dim, v_dim)
-    return sum(
-        linear_kernel_time_s(
-            kernel, coefficients[kernel], device, *shape, l2_residency=l2_residency
-        )[0]
-        for kernel in (f"conv_{phase}", f"rule_{phase}")
-    )
+    terms = jnp.broadcast_arrays(launch, chain, memory, busy)
+    return terms, *added_and_overlapped(1.0 + jnp.exp(c["log_pnorm"]), terms, 2)
 
 
 LINEAR_MONOTONE: tuple[str, ...] = (
@@ -235,36 +196,32 @@ def linear_features(
     kernel: str,
     coefficients: Mapping[str, float],
     device: Device,
-    batch,
-    seq_len,
-    k_heads,
-    v_heads,
-    k_dim=128.0,
-    v_dim=128.0,
+    *sizes,
     l2_residency=1.0,
 ) -> jax.Array:
     """Inputs of the level-2 correction, [..., n] in the order of `LINEAR_FEATURES`.
 
-    Arguments as in `linear_kernel_time_s`.
+    Args:
+        sizes: all of `LINEAR_SIZES`.
+
+    The others are as in `linear_kernel_time_s`.
     """
-    shape = (batch, seq_len, k_heads, v_heads, k_dim, v_dim)
-    terms = _terms(kernel, coefficients, device, *shape, l2_residency)
-    time_s, _ = _combine(jnp.exp(_float(coefficients["log_pnorm"])), *terms)
-    blocks, steps, moved = kernel_work(kernel, *shape)
+    batch, seq_len, k_heads, v_heads, k_dim, v_dim = map(floating, sizes)
+    terms, time_s, _ = _timed(kernel, coefficients, device, sizes, l2_residency)
+    blocks, steps, moved = kernel_work(kernel, *sizes)
     waves = jnp.log2(blocks / device.n_sm)
-    out = _float(v_heads) * v_dim
     values = [
-        jnp.log2(_float(batch)),
-        jnp.log2(_float(seq_len)),
+        jnp.log2(batch),
+        jnp.log2(seq_len),
         waves,
         log2_whole_waves(waves),
         jnp.log2(steps),
         jnp.log2(moved / device.l2_bytes),
         *(jnp.log2(term * 1e6) for term in terms[1:]),
         jnp.log2(time_s * 1e6),
-        jnp.log2(_float(k_heads)),
-        jnp.log2(_float(v_heads)),
-        jnp.log2(1.0 + 2.0 * _float(k_heads) * k_dim / out),
+        jnp.log2(k_heads),
+        jnp.log2(v_heads),
+        jnp.log2(1.0 + 2.0 * k_heads * k_dim / (v_heads * v_dim)),
     ]
     return jnp.stack(jnp.broadcast_arrays(*values), axis=-1)
 

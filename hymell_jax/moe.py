@@ -32,7 +32,7 @@ import numpy as np
 
 from hymell_jax.gemm import peak_rate
 from hymell_jax.robust_fit import fit_coefficients
-from hymell_jax.smooth import log2_whole_waves
+from hymell_jax.smooth import added_and_overlapped, floating, log2_whole_waves
 from hymell_jax.types import Device
 
 MOE_TERMS = ("launch", "rows", "memory", "compute", "chain")
@@ -96,19 +96,15 @@ class ExpertLoad:
     imbalance: jax.Array  # its rows over the mean of all GPUs
 
 
-def _float(x) -> jax.Array:
-    return 1.0 * jnp.asarray(x)
-
-
 def relative_loads(tokens, exponent) -> list[jax.Array]:
     """Load of an expert over the mean at each quantile node; their weighted mean is one.
 
     Hard limit at exponent 0: all one.
     """
-    log_range = jnp.log(0.8 * _float(tokens) + 20.0)
-    gap = 1.0 - _float(exponent)
+    log_range = jnp.log(0.8 * floating(tokens) + 20.0)
+    gap = 1.0 - floating(exponent)
     gap = jnp.where(jnp.abs(gap) < 1e-3, -1e-3, gap)
-    skewed = jnp.clip(_float(exponent), 0.0, 1.0)
+    skewed = jnp.clip(floating(exponent), 0.0, 1.0)
     loads = [
         jnp.exp(skewed * jnp.log1p(float(u) * jnp.expm1(gap * log_range)) / gap) for u in _NODES
     ]
@@ -118,7 +114,7 @@ def relative_loads(tokens, exponent) -> list[jax.Array]:
 
 def _expected_maximum(n) -> jax.Array:
     """Expected maximum of n standard normal numbers: 0.8 ln(n)^(3/4), within 0.05 up to 256."""
-    log_n = jnp.log(jnp.maximum(_float(n), 1.0))
+    log_n = jnp.log(jnp.maximum(floating(n), 1.0))
     return 0.8 * log_n / (log_n + 0.01) ** 0.25
 
 
@@ -132,8 +128,8 @@ def expert_load(tokens, n_experts, top_k, expert_parallel=1.0, exponent=0.0) -> 
         expert_parallel: GPUs that share the experts.
         exponent: of the power law of the loads, 0 for an even spread.
     """
-    tokens, ep = _float(tokens), _float(expert_parallel)
-    experts = jnp.maximum(_float(n_experts), 1.0)
+    tokens, ep = floating(tokens), floating(expert_parallel)
+    experts = jnp.maximum(floating(n_experts), 1.0)
     local = jnp.maximum(experts / ep, 1.0)
     share = jnp.clip(top_k / experts, 1e-6, 1.0)
     loads = relative_loads(tokens, exponent)
@@ -143,7 +139,7 @@ def expert_load(tokens, n_experts, top_k, expert_parallel=1.0, exponent=0.0) -> 
     excess = spread * _expected_maximum(ep)
     imbalance = 1.0 + excess + TAIL * jnp.square(excess)
     imbalance = jnp.minimum(jnp.minimum(imbalance, ep), 1.0 / share)
-    skewed = jnp.clip(_float(exponent), 0.0, 1.0)
+    skewed = jnp.clip(floating(exponent), 0.0, 1.0)
     touched = padded = 0.0
     for weight, load in pairs:
         mean_rows = tokens * share * load * imbalance
@@ -204,36 +200,36 @@ def moe_time_s(
         time_s [...] and shares [..., 5] in the order of `MOE_TERMS`, sum one.
     """
     sizes = (tokens, d_model, d_expert, n_experts, top_k, tensor_parallel, expert_parallel)
-    terms = _terms(coefficients, device, *sizes, exponent, weight_bytes, n_matrices)
-    return _combine(jnp.exp(_float(coefficients["log_pnorm"])), *terms)
+    found = _timed(coefficients, device, *sizes, exponent, weight_bytes, n_matrices)
+    return found.time_s, found.shares
 
 
-def _terms(
-    coefficients,
-    device,
-    tokens,
-    d_model,
-    d_expert,
-    n_experts,
-    top_k,
-    tensor_parallel,
-    expert_parallel,
-    exponent,
-    weight_bytes,
-    n_matrices,
-) -> list[jax.Array]:
-    """Seconds of each of `MOE_TERMS`, none of which decreases with tokens."""
-    c = {name: _float(coefficients[name]) for name in DEFAULT_COEFFICIENTS}
+@dataclasses.dataclass(frozen=True)
+class _Timed:
+    """What the routed experts take and how much of it is done, arrays [...]."""
+
+    time_s: jax.Array
+    shares: jax.Array  # [..., 5]
+    terms: list[jax.Array]  # seconds of `MOE_TERMS`, none of which decreases with tokens
+    load: ExpertLoad
+    width: jax.Array  # of an expert on this GPU
+
+
+def _timed(
+    coefficients, device: Device, tokens, d_model, d_expert, n_experts, top_k, tensor_parallel,
+    expert_parallel, exponent, weight_bytes, n_matrices,
+) -> _Timed:  # fmt: skip
+    c = {name: floating(coefficients[name]) for name in DEFAULT_COEFFICIENTS}
     load = expert_load(tokens, n_experts, top_k, expert_parallel, exponent)
-    width = jnp.maximum(_float(d_expert) / tensor_parallel, 1.0)
-    d_model, bandwidth = _float(d_model), device.memory_bytes_per_s
-    parallel = jnp.clip(_float(expert_parallel) - 1.0, 0.0, 1.0)
+    width = local_width = jnp.maximum(floating(d_expert) / tensor_parallel, 1.0)
+    d_model, bandwidth = floating(d_model), device.memory_bytes_per_s
+    parallel = jnp.clip(floating(expert_parallel) - 1.0, 0.0, 1.0)
     launch = jnp.exp(c["log_launch_s"]) * (1.0 + jnp.exp(c["log_parallel_launch"]) * parallel)
 
-    routed = _float(tokens) * top_k
+    routed = floating(tokens) * top_k
     passes = jnp.exp(c["log_row_expert"]) * width + jnp.exp(c["log_row_model"]) * d_model
     rows = routed * (passes * ACTIVATION_BYTES / bandwidth + jnp.exp(c["log_route_s"]))
-    hidden = _float(tokens) * d_model * jnp.exp(c["log_token_model"])
+    hidden = floating(tokens) * d_model * jnp.exp(c["log_token_model"])
     rows = rows + hidden * ACTIVATION_BYTES / bandwidth
 
     slow = 1.0 + jnp.exp(c["log_misaligned"]) * misalignment(width)
@@ -250,17 +246,9 @@ def _terms(
     compute = flops / peak_rate(device, weight_bytes) * (1.0 + jnp.exp(c["log_compute_excess"]))
     compute = compute * slow
     chain = (d_model + width) * jnp.exp(c["log_chain_s"])
-    return jnp.broadcast_arrays(launch, rows, memory, compute, chain)
-
-
-def _combine(power, launch, rows, *work) -> tuple[jax.Array, jax.Array]:
-    """Seconds [...] and shares [..., 5]: launch + rows + p-norm of the rest, p = 1 + power."""
-    logs = (1.0 + power) * jnp.log(jnp.stack(work))
-    body = jnp.exp(jax.nn.logsumexp(logs, axis=0) / (1.0 + power))
-    time_s = launch + rows + body
-    shares = [launch / time_s, rows / time_s]
-    shares += list(jax.nn.softmax(logs, axis=0) * (body / time_s)[None])
-    return time_s, jnp.stack(shares, -1)
+    terms = jnp.broadcast_arrays(launch, rows, memory, compute, chain)
+    time_s, shares = added_and_overlapped(1.0 + jnp.exp(c["log_pnorm"]), terms, 2)
+    return _Timed(time_s, shares, terms, load, local_width)
 
 
 MOE_MONOTONE: tuple[str, ...] = (
@@ -292,36 +280,27 @@ MOE_FEATURES = MOE_MONOTONE + MOE_FREE
 """The first group does not decrease with tokens."""
 
 
-def moe_features(
-    coefficients: Mapping[str, float],
-    device: Device,
-    tokens,
-    d_model,
-    d_expert,
-    n_experts,
-    top_k,
-    tensor_parallel=1.0,
-    expert_parallel=1.0,
-    exponent=0.0,
-    weight_bytes=2.0,
-    n_matrices=3.0,
-) -> jax.Array:
+def moe_features(coefficients: Mapping[str, float], device: Device, *sizes) -> jax.Array:
     """Inputs of the level-2 correction, [..., n] in the order of `MOE_FEATURES`.
 
-    Arguments as in `moe_time_s`. Sizes of one GPU rather than of the whole model, so that shapes
-    that look alike to the GPU look alike to the network.
+    Sizes of one GPU rather than of the whole model, so that shapes that look alike to the GPU look
+    alike to the network.
+
+    Args:
+        coefficients, device: as in `moe_time_s`.
+        sizes: all of `MOE_SIZES`.
     """
-    sizes = (tokens, d_model, d_expert, n_experts, top_k, tensor_parallel, expert_parallel)
-    terms = _terms(coefficients, device, *sizes, exponent, weight_bytes, n_matrices)
-    time_s, _ = _combine(jnp.exp(_float(coefficients["log_pnorm"])), *terms)
-    load = expert_load(tokens, n_experts, top_k, expert_parallel, exponent)
-    width = jnp.maximum(_float(d_expert) / tensor_parallel, 1.0)
-    d_model, routed = _float(d_model), _float(tokens) * top_k
+    found = _timed(coefficients, device, *sizes)
+    load, width = found.load, found.width
+    sizes = dict(zip(MOE_SIZES, sizes, strict=True))
+    names = ("tokens", "d_model", "top_k", "expert_parallel", "exponent")
+    tokens, d_model, top_k, expert_parallel, exponent = (floating(sizes[name]) for name in names)
+    n_matrices, weight_bytes, routed = sizes["n_matrices"], sizes["weight_bytes"], tokens * top_k
     tiles = load.padded / 64.0 * (d_model + (n_matrices - 1.0) * width) / 128.0 / device.n_sm
     weights = load.touched * n_matrices * d_model * width * weight_bytes
     row_bytes = routed * (2.0 * d_model + (n_matrices + 1.0) * width) * ACTIVATION_BYTES
     values = [
-        jnp.log2(_float(tokens)),
+        jnp.log2(tokens),
         jnp.log2(load.rows),
         jnp.log2(load.touched),
         jnp.log2(load.touched / load.local_experts),
@@ -331,15 +310,15 @@ def moe_features(
         log2_whole_waves(jnp.log2(tiles)),
         jnp.log2(weights / device.l2_bytes),
         jnp.log2(row_bytes / device.l2_bytes),
-        *(jnp.log2(term * 1e6) for term in terms[1:]),
-        jnp.log2(time_s * 1e6),
-        jnp.log2(_float(top_k)),
+        *(jnp.log2(term * 1e6) for term in found.terms[1:]),
+        jnp.log2(found.time_s * 1e6),
+        jnp.log2(top_k),
         jnp.log2(d_model),
         jnp.log2(width),
         jnp.log2(load.local_experts),
-        jnp.clip(_float(expert_parallel) - 1.0, 0.0, 1.0),
-        jnp.clip(_float(exponent), 0.0, 1.0),
-        _float(exponent),
+        jnp.clip(expert_parallel - 1.0, 0.0, 1.0),
+        jnp.clip(exponent, 0.0, 1.0),
+        exponent,
         misalignment(width),
         misalignment(width / 8.0),
     ]

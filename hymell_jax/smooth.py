@@ -7,10 +7,16 @@ piecewise form is the limit of a small temperature.
 from __future__ import annotations
 
 import functools
+from collections.abc import Sequence
 
 import jax
 import jax.numpy as jnp
 import numpy as np
+
+
+def floating(x) -> jax.Array:
+    """An array of floats of the input's own width: sizes may come as integers."""
+    return 1.0 * jnp.asarray(x)
 
 
 def safe_log(x: jax.Array) -> jax.Array:
@@ -47,6 +53,28 @@ def smooth_maximum(*terms: jax.Array, sharpness: int = 4) -> jax.Array:
     largest = jnp.maximum(largest, 1e-30)
     total = sum(power_of_two(term / largest, sharpness) for term in terms)
     return largest * root_of_two(total, sharpness)
+
+
+def p_norm(order: jax.Array, *terms: jax.Array) -> tuple[jax.Array, jax.Array]:
+    """(sum t^p)^(1/p) [...] of positive terms, p = order, and each one's share [n_terms, ...].
+
+    Hard limit: the maximum, as p grows. Any p > 0, unlike `smooth_maximum`.
+    """
+    logs = order * jnp.log(jnp.stack(terms))
+    return jnp.exp(jax.nn.logsumexp(logs, axis=0) / order), jax.nn.softmax(logs, axis=0)
+
+
+def added_and_overlapped(
+    order: jax.Array, terms: Sequence[jax.Array], added: int
+) -> tuple[jax.Array, jax.Array]:
+    """The first `added` terms plus the p-norm of the others [...], and shares [..., n_terms].
+
+    Terms are positive, of one shape; shares are of d log(sum) and add up to one.
+    """
+    body, shares = p_norm(order, *terms[added:])
+    total = sum(terms[:added]) + body
+    parts = [term / total for term in terms[:added]]
+    return total, jnp.stack([*parts, *(shares * (body / total)[None])], -1)
 
 
 def smooth_minimum(terms: jax.Array, sharpness: int = 32) -> jax.Array:

@@ -47,7 +47,7 @@ def test_time_does_not_decrease_with_tokens():
 
 
 def test_features_are_named_finite_and_differentiable():
-    run = lambda t: ffn.ffn_features(C, PRODUCT, DEVICE, t, 4096.0, 14336.0)  # noqa: E731
+    run = lambda t: ffn.ffn_features(C, PRODUCT, DEVICE, t, 4096.0, 14336.0, 1.0, 3.0)  # noqa: E731
     for tokens in (1.0, 500.0, 1e6):
         features, slopes = run(tokens), jax.jacfwd(run)(tokens)
         assert features.shape == (len(ffn.FFN_FEATURES),)

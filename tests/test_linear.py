@@ -7,8 +7,9 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from round_numbers import DEVICE
+from untrained import assert_no_correction
 
-from hymell_jax import linear, mlp
+from hymell_jax import linear
 
 C = linear.DEFAULT_COEFFICIENTS
 KERNELS = linear.LINEAR_KERNELS
@@ -67,16 +68,6 @@ def test_short_sequences_cost_one_chunk():
     np.testing.assert_allclose([one, eight], 3e-6, rtol=1e-3)
 
 
-def test_a_layer_is_the_sum_of_its_kernels():
-    coefficients = {kernel: C for kernel in KERNELS}
-    for phase, tokens in (("prefill", 512.0), ("decode", 1.0)):
-        found = linear.linear_time_s(coefficients, DEVICE, phase, 8.0, 512.0, 16.0, 32.0)
-        parts = [
-            seconds(f"{kernel}_{phase}", C, 8.0, tokens, 16.0, 32.0) for kernel in ("conv", "rule")
-        ]
-        np.testing.assert_allclose(found, sum(parts), rtol=1e-6)
-
-
 @pytest.mark.parametrize("kernel", KERNELS)
 def test_time_does_not_decrease_with_any_size(kernel):
     base = dict(batch=3.0, seq_len=100.0, k_heads=4.0, v_heads=8.0, k_dim=128.0, v_dim=128.0)
@@ -114,14 +105,12 @@ def test_the_gradient_is_the_finite_difference(kernel):
 
 
 def test_features_are_named_and_finite_and_start_from_level_one():
-    sizes = [jnp.asarray([1.0, 64.0, 1e4]), jnp.asarray([1.0, 4096.0, 1e6]), 1.0, 2.0]
+    sizes = [jnp.asarray([1.0, 64.0, 1e4]), jnp.asarray([1.0, 4096.0, 1e6])]
+    sizes += [1.0, 2.0, 128.0, 128.0]
     for kernel in KERNELS:
         features = linear.linear_features(kernel, C, DEVICE, *sizes)
         assert features.shape == (3, len(linear.LINEAR_FEATURES)) and np.isfinite(features).all()
-    spec = mlp.MLPSpec(hidden=(12,), n_monotone=len(linear.LINEAR_MONOTONE))
-    params = mlp.init_ensemble(spec, features.shape[1], (0,))
-    mean, _ = mlp.correction(params, spec, mlp.fit_normalizer(features), features)
-    assert (np.asarray(mean) == 0).all()
+    assert_no_correction(features, len(linear.LINEAR_MONOTONE))
 
 
 def test_a_fit_recovers_a_known_device():
@@ -145,5 +134,3 @@ def test_a_fit_recovers_a_known_device():
 def test_unknown_names_are_refused():
     with pytest.raises(ValueError, match="kernel must be one of"):
         seconds("conv", C, 1.0, 1.0, 1.0, 1.0)
-    with pytest.raises(ValueError, match="phase"):
-        linear.linear_time_s({}, DEVICE, "train", 1.0, 1.0, 1.0, 1.0)

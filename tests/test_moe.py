@@ -7,8 +7,9 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from round_numbers import DEVICE
+from untrained import assert_no_correction
 
-from hymell_jax import mlp, moe
+from hymell_jax import moe
 
 C = moe.DEFAULT_COEFFICIENTS
 LAYER = dict(d_model=2048.0, d_expert=768.0, n_experts=128.0, top_k=8.0)
@@ -175,15 +176,14 @@ def test_gradients_are_finite_at_the_corners():
 
 def test_features_are_named_finite_and_leave_level_one_alone_before_training():
     shape = {n: np.full(len(TOKENS), v, np.float32) for n, v in LAYER.items()}
-    features = moe.moe_features(C, DEVICE, TOKENS, **shape, expert_parallel=2.0, exponent=1.01)
+    shape |= dict(tokens=TOKENS, tensor_parallel=1.0, expert_parallel=2.0, exponent=1.01)
+    shape |= dict(weight_bytes=2.0, n_matrices=3.0)
+    features = moe.moe_features(C, DEVICE, *(shape[name] for name in moe.MOE_SIZES))
     assert features.shape == (len(TOKENS), len(moe.MOE_FEATURES))
     assert np.isfinite(features).all()
     column = features[:, moe.MOE_FEATURES.index("log2_tokens")]
     np.testing.assert_allclose(column, np.log2(TOKENS), atol=1e-5)
-    spec = mlp.MLPSpec(hidden=(12,), n_monotone=len(moe.MOE_MONOTONE))
-    params = mlp.init_ensemble(spec, features.shape[1], (0,))
-    mean, _ = mlp.correction(params, spec, mlp.fit_normalizer(features), features)
-    assert (np.asarray(mean) == 0).all()
+    assert_no_correction(features, len(moe.MOE_MONOTONE))
 
 
 def test_a_fit_recovers_a_known_device():
