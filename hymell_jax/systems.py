@@ -20,6 +20,7 @@ from __future__ import annotations
 
 import functools
 import os
+from typing import Any
 
 import numpy as np
 import pandas as pd
@@ -143,6 +144,15 @@ def _group(name: str) -> str | None:
     return same.get(known, known)
 
 
+def _named(frame: pd.DataFrame, engine: pd.Series, **columns: Any) -> pd.DataFrame:
+    """Rows of a source with `COLUMNS` as named here: a column of the source by its name, or values.
+
+    Every source calls device and model as they are called here.
+    """
+    given = {n: frame[x] if isinstance(x, str) else x for n, x in columns.items()}
+    return pd.DataFrame(dict(device=frame["device"], engine=engine, model=frame["model"], **given))
+
+
 def _mlenergy(frame: pd.DataFrame) -> pd.DataFrame:
     shards = frame["num_gpus"] / frame["data_parallel"]
     reason = np.where(
@@ -150,41 +160,35 @@ def _mlenergy(frame: pd.DataFrame) -> pd.DataFrame:
         "Mamba-2 layers have no equation",
         np.where(frame["data_parallel"] > 1, "attention in data parallel is not modelled", ""),
     )
-    return pd.DataFrame(
-        dict(
-            device=frame["device"],
-            engine=frame["runtime"],
-            model=frame["model"],
-            task=frame["task"],
-            batch=frame["avg_batch_size"],
-            output=frame["avg_output_len"],
-            weight_bytes=np.where(frame["dtype"] == "fp8", 1.0, 2.0),
-            quantised=frame["dtype"] != "bfloat16",
-            tensor_parallel=shards,
-            expert_parallel=frame["expert_parallel"],
-            continuous=1.0,
-            decode_median_s=frame["median_itl_s"],
-            decode_time_s=frame["avg_batch_size"] / frame["output_tokens_per_s"],
-            power_w=frame["power_w"],
-            energy_per_output_token_j=frame["energy_per_output_token_j"],
-            steadiness=frame["p90_itl_s"] / frame["median_itl_s"],
-            reason=reason,
-        )
+    return _named(
+        frame,
+        frame["runtime"],
+        task="task",
+        batch="avg_batch_size",
+        output="avg_output_len",
+        weight_bytes=np.where(frame["dtype"] == "fp8", 1.0, 2.0),
+        quantised=frame["dtype"] != "bfloat16",
+        tensor_parallel=shards,
+        expert_parallel="expert_parallel",
+        continuous=1.0,
+        decode_median_s="median_itl_s",
+        decode_time_s=frame["avg_batch_size"] / frame["output_tokens_per_s"],
+        power_w="power_w",
+        energy_per_output_token_j="energy_per_output_token_j",
+        steadiness=frame["p90_itl_s"] / frame["median_itl_s"],
+        reason=reason,
     )
 
 
 def _argonne(frame: pd.DataFrame) -> pd.DataFrame:
-    found = pd.DataFrame(
-        dict(
-            device=frame["device"],
-            engine=frame["runtime"].str.lower() + "-2024",
-            model=frame["model"],
-            batch=frame["batch"],
-            prompt=frame["input_len"],
-            output=frame["output_len"],
-            tensor_parallel=frame["num_gpus"],
-            total_time_s=frame["time_s"],
-        )
+    found = _named(
+        frame,
+        frame["runtime"].str.lower() + "-2024",
+        batch="batch",
+        prompt="input_len",
+        output="output_len",
+        tensor_parallel="num_gpus",
+        total_time_s="time_s",
     )
     if "power_w" in frame:
         found["power_w"], found["energy_j"] = frame["power_w"], frame["energy_j"]
@@ -199,20 +203,17 @@ def _energaizer(frame: pd.DataFrame) -> pd.DataFrame:
     )
     reason = np.where(frame["model"] == "BERT-large", "an encoder, not a decoder", "")
     reason = np.where((reason == "") & (frame["dtype"] != "bf16"), "fp32 is not modelled", reason)
-    return pd.DataFrame(
-        dict(
-            device=frame["device"],
-            engine=frame["runtime"],
-            model=frame["model"],
-            batch=frame["batch"],
-            prompt=frame["seq_len"],
-            output=1.0,
-            clock_share=np.minimum(frame["locked_sm_mhz"] * 1e6 / boost, 1.0),
-            prefill_time_s=frame["time_s"],
-            power_w=frame["power_w"],
-            energy_j=frame["energy_j"],
-            reason=reason,
-        )
+    return _named(
+        frame,
+        frame["runtime"],
+        batch="batch",
+        prompt="seq_len",
+        output=1.0,
+        clock_share=np.minimum(frame["locked_sm_mhz"] * 1e6 / boost, 1.0),
+        prefill_time_s="time_s",
+        power_w="power_w",
+        energy_j="energy_j",
+        reason=reason,
     )
 
 
@@ -222,19 +223,16 @@ def _splitwise(frame: pd.DataFrame) -> pd.DataFrame:
         ["prefill_time_s", "decode_step_time_s", "total_time_s"]
     ].median()
     capped = frame["device"] == "h100-80gb-pcap"
-    return pd.DataFrame(
-        dict(
-            device=frame["device"],
-            engine=frame["runtime"],
-            model=frame["model"],
-            batch=frame["batch"],
-            prompt=frame["input_len"],
-            output=frame["output_len"],
-            tensor_parallel=frame["tensor_parallel"],
-            prefill_time_s=frame["prefill_time_s"],
-            decode_time_s=frame["decode_step_time_s"],
-            reason=np.where(capped, "copies of the rows without the power cap", ""),
-        )
+    return _named(
+        frame,
+        frame["runtime"],
+        batch="batch",
+        prompt="input_len",
+        output="output_len",
+        tensor_parallel="tensor_parallel",
+        prefill_time_s="prefill_time_s",
+        decode_time_s="decode_step_time_s",
+        reason=np.where(capped, "copies of the rows without the power cap", ""),
     )
 
 
@@ -245,23 +243,20 @@ def _silicon(frame: pd.DataFrame) -> pd.DataFrame:
     reason = np.where(split, "attention in data parallel is not modelled", "")
     reason = np.where(four_bit, "4-bit weights have no checkpoint", reason)
     reason = np.where(unknown, "the number format is not given", reason)
-    return pd.DataFrame(
-        dict(
-            device=frame["device"],
-            engine=frame["runtime"].str.partition("-")[0] + "-2025",
-            model=frame["model"],
-            batch=frame["concurrency"],
-            prompt=frame["input_len"],
-            output=frame["output_len"],
-            weight_bytes=np.where(frame["dtype"] == "fp8", 1.0, 2.0),
-            quantised=frame["dtype"] != "bf16",
-            tensor_parallel=frame["tp_size"],
-            expert_parallel=frame["moe_ep_size"],
-            continuous=1.0,
-            prefill_time_s=np.nan,
-            decode_time_s=frame["tpot_s"],
-            reason=reason,
-        )
+    return _named(
+        frame,
+        frame["runtime"].str.partition("-")[0] + "-2025",
+        batch="concurrency",
+        prompt="input_len",
+        output="output_len",
+        weight_bytes=np.where(frame["dtype"] == "fp8", 1.0, 2.0),
+        quantised=frame["dtype"] != "bf16",
+        tensor_parallel="tp_size",
+        expert_parallel="moe_ep_size",
+        continuous=1.0,
+        prefill_time_s=np.nan,
+        decode_time_s="tpot_s",
+        reason=reason,
     )
 
 
