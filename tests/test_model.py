@@ -8,6 +8,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from grown import grown
 
 import hymell_jax as hj
 from hymell_jax.operators import PARTS, touched_experts
@@ -99,13 +100,7 @@ def test_time_and_energy_never_fall_as_a_size_grows(h100, moe, field, factor):
         field = "d_expert"
     archs, works = _random_batch(1000, seed=FIELDS.index(field) if field in FIELDS else 9, moe=moe)
     before = _totals(hj.predict_batch(h100, archs, works))
-    if hasattr(archs, field):
-        archs = dataclasses.replace(archs, **{field: getattr(archs, field) * factor})
-    else:
-        works = dataclasses.replace(works, **{field: getattr(works, field) * factor})
-        start, end = works.prompt_tokens, works.prompt_tokens + works.output_tokens
-        works = dataclasses.replace(works, context_start_tokens=start, context_end_tokens=end)
-    after = _totals(hj.predict_batch(h100, archs, works))
+    after = _totals(hj.predict_batch(h100, *grown(archs, works, field, factor)))
     assert (after >= before * (1 - 1e-5)).all()
 
 

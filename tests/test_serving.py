@@ -10,6 +10,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from grown import grown
 
 import hymell_jax as hj
 from hymell_jax import analytical, mlp, operators, serving, system_fit
@@ -186,14 +187,7 @@ def test_time_and_energy_never_fall_as_a_size_grows(run, moe):
     archs, works = _random(COUNT, 7, moe)
     before = _leaves(run(archs, works)[0])
     for field, factor in itertools.product(SIZES, (1.01, 2.0)):
-        larger, longer = archs, works
-        if hasattr(archs, field):
-            larger = dataclasses.replace(archs, **{field: getattr(archs, field) * factor})
-        else:
-            longer = dataclasses.replace(works, **{field: getattr(works, field) * factor})
-            start, end = longer.prompt_tokens, longer.prompt_tokens + longer.output_tokens
-            longer = dataclasses.replace(longer, context_start_tokens=start, context_end_tokens=end)
-        after = _leaves(run(larger, longer)[0])
+        after = _leaves(run(*grown(archs, works, field, factor))[0])
         for name in before:
             if name.startswith("steady") and field == "output_tokens":
                 continue  # longer outputs mean fewer newcomers
