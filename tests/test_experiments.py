@@ -10,7 +10,7 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from hymell_jax import checkpoint, experiment, importers
+from hymell_jax import checkpoint, experiment, importers, unseen
 
 EXPERIMENTS = Path(__file__).parent.parent / "experiments"
 
@@ -133,7 +133,7 @@ def test_unseen_gpu_never_uses_the_gpu_that_it_predicts(tmp_path, capsys, short_
     tables = importers.import_aiconfigurator(systems=systems, tables=["gemm"])
     importers.write_tables(tables, folder)
     module = runpy.run_path(str(EXPERIMENTS / "unseen_gpu" / "run.py"))
-    with module["without"]("h100-sxm-80gb") as place:
+    with unseen.without("h100-sxm-80gb") as place:
         names = {name for name, _, _ in checkpoint.available(place)}
         assert "h100-sxm-80gb" not in names and "h200-sxm-141gb" in names
     config = {"engines": ["vllm-2024"], "rows_each": 100}

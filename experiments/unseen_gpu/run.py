@@ -7,50 +7,31 @@ folds. Prints the tables and writes results.json, README.md and a plot beside it
 
 from __future__ import annotations
 
-import argparse
-import contextlib
 import functools
-import json
-import tempfile
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-import jax
-import jax.numpy as jnp
 import numpy as np
 import pandas as pd
 
 from hymell_jax import (
-    attention,
     baseline_fits,
     checkpoint,
     data,
     devices,
-    fit,
+    experiment,
     system_fit,
     system_recipes,
     system_rows,
     systems,
+    unseen,
 )  # fmt: skip
 from hymell_jax.baselines import tdp, wattgpu
-from hymell_jax.files import write_whole
 
 HERE = Path(__file__).parent
 PUBLISHED = {"power": 13.5, "time": 8.5}  # WattGPU, arXiv 2607.02391: servers on unseen GPUs, MdAPE
-TABLES = {
-    "gemm": ("operators/gemm", ("m", "n", "k")),
-    "attention prefill": (
-        "blocks/attention_prefill", ("batch", "seq_len", "n_heads", "n_kv_heads", "head_dim"),
-    ),
-    "attention decode": (
-        "blocks/attention_decode", ("batch", "context_len", "n_heads", "n_kv_heads", "head_dim"),
-    ),
-}  # fmt: skip
-RATES = ("peak_flops_per_s", "memory_bytes_per_s", "n_sm", "l2_bytes", "boost_clock_hz")
-TREES = dict(n_estimators=200, max_depth=8, learning_rate=0.1, n_jobs=1, random_state=0)
-KERNEL_METHODS = ("ours", "measured there", "roofline", "roofline, fitted", "trees")
+COLOURS = {"ours": "black", "measured there": "tab:grey"}
 SYSTEM_METHODS = {
     "time": ("ours", "roofline, plain", "roofline", "life", "liminal", "amali-lite", "wattgpu",
              "wattgpu+"),
@@ -58,184 +39,27 @@ SYSTEM_METHODS = {
     "energy": ("ours", "tokens-to-watt-hours", "sweetspot", "tdp", "load-scaled-tdp", "wattgpu+"),
 }  # fmt: skip
 
-_last = [0.0]
-
-
-def _report(what: str, done: int, total: int) -> None:
-    if time.monotonic() - _last[0] > 30.0 or done == total:
-        _last[0] = time.monotonic()
-        print(f"{what}: {done} of {total}", flush=True)
-
-
-@contextlib.contextmanager
-def without(device: str, folder: str | None = None) -> Iterator[str]:
-    """A folder of checkpoints that never heard of a device."""
-    root = Path(folder) if folder else checkpoint.shipped_folder()
-    with tempfile.TemporaryDirectory() as place:
-        for path in root.iterdir():
-            if path.name != device:
-                (Path(place) / path.name).symlink_to(path.resolve())
-        yield place
-
-
-# --- Operators and blocks ---------------------------------------------------------------------
-
-
-def kernel_rows(folder: Path, name: str, each: int, seed: int = 0) -> pd.DataFrame:
-    """bf16 test rows of one table, one runtime a device, shapes that most devices share first."""
-    table, sizes = TABLES[name]
-    frame = data.read_table(folder, table)
-    known = {d for d, _, t in checkpoint.available() if t == "bf16"}
-    frame = frame[(frame["dtype"] == "bfloat16") & frame["device"].isin(known)]
-    if "kv_dtype" in frame:
-        frame = frame[(frame["kv_dtype"] == "bfloat16") & (frame["window_size"] == 0)]
-    newest = {
-        d: max(set(rows["runtime"]), key=checkpoint.version_key)
-        for d, rows in frame.groupby("device")
-    }
-    frame = frame[frame["runtime"] == frame["device"].map(newest)]
-    frame = frame.drop_duplicates(["device", *sizes])
-    frame["shared"] = frame.groupby(list(sizes))["device"].transform("size")
-    generator = np.random.default_rng(seed)
-    order = frame[list(sizes)].drop_duplicates()
-    order = order.assign(order=generator.permutation(len(order)))
-    frame = frame.merge(order, on=list(sizes)).sort_values(["shared", "order"],
-                                                           ascending=[False, True])  # fmt: skip
-    return frame.groupby(["device", "split"]).head(each).reset_index(drop=True)
-
-
-@functools.partial(jax.jit, static_argnames="name")
-def _ours(name, coefficients, device, sizes):
-    if name == "gemm":
-        return jnp.exp(fit.gemm_log_time(coefficients["gemm"], device, *sizes, 2.0))
-    batch, tokens, heads, kv_heads, head_dim = sizes
-    run = attention.ATTENTION_TIME_S[name.partition(" ")[2]]
-    found = run(coefficients["attention"], device, batch, tokens, heads, kv_heads, head_dim,
-                head_dim)  # fmt: skip
-    return found[0]
-
-
-def _counts(name: str, sizes: list[np.ndarray]) -> tuple[np.ndarray, np.ndarray]:
-    """FLOPs and bytes, float64."""
-    if name == "gemm":
-        m, n, k = sizes
-        return 2.0 * m * n * k, 2.0 * (m * k + k * n + m * n)
-    batch, tokens, heads, kv_heads, width = sizes
-    prefill = name.endswith("prefill")
-    pairs = tokens * (tokens + 1.0) / 2.0 if prefill else tokens
-    queries = tokens if prefill else np.ones_like(tokens)
-    flops = 4.0 * batch * heads * width * pairs
-    return flops, 4.0 * batch * width * (kv_heads * tokens + heads * queries)
-
-
-def _sheets(frame: pd.DataFrame) -> dict[str, np.ndarray]:
-    specs = {d: devices.get_device(d).device for d in frame["device"].unique()}
-    return {f: np.array([float(getattr(specs[d], f)) for d in frame["device"]]) for f in RATES}
-
-
-def _fitted_roofline(times, bounds, train, test) -> np.ndarray:
-    """launch + max(compute / e_c, memory / e_m), three numbers fitted on the other devices."""
-    from scipy.optimize import least_squares
-
-    def logs(x, rows):
-        larger = np.maximum(bounds[0][rows] * np.exp(x[0]), bounds[1][rows] * np.exp(x[1]))
-        return np.log(larger + np.exp(x[2]))
-
-    first = np.array([np.log(1 / 0.6), np.log(1 / 0.8), np.log(5e-6)])
-    found = least_squares(lambda x: logs(x, train) - np.log(times[train]), first, loss="soft_l1",
-                          f_scale=0.3).x  # fmt: skip
-    return np.exp(logs(found, test))
-
-
-def _trees(inputs, times, train, test) -> np.ndarray:
-    import xgboost
-
-    trees = xgboost.XGBRegressor(**TREES).fit(inputs[train], np.log(times[train]))
-    return np.exp(trees.predict(inputs[test]))
-
-
-def kernel_predictions(frame: pd.DataFrame, name: str, folder: str | None) -> pd.DataFrame:
-    """Test rows of every device with a column for each method, fitted on the other devices."""
-    sizes = [frame[s].to_numpy(np.float64) for s in TABLES[name][1]]
-    sheets, times = _sheets(frame), frame["time_s"].to_numpy(np.float64)
-    flops, moved = _counts(name, sizes)
-    bounds = flops / sheets["peak_flops_per_s"], moved / sheets["memory_bytes_per_s"]
-    inputs = np.log(np.stack([*sizes, flops, moved, *bounds, *sheets.values()], 1))
-    found = frame.assign(**{m: np.nan for m in KERNEL_METHODS}, origin="")
-    train = (frame["split"] == "train").to_numpy()
-    for device in sorted(frame["device"].unique()):
-        here = (frame["device"] == device).to_numpy()
-        test, others = np.flatnonzero(here & ~train), np.flatnonzero(~here & train)
-        if not len(test) or not len(others):
-            continue
-        own = checkpoint.load(device, frame["runtime"].to_numpy()[test[0]], folder=folder)
-        with without(device, folder) as place:
-            moved_here = checkpoint.load(device, folder=place)
-        shapes = [s[test].astype(np.float32) for s in sizes]
-        values = {
-            "ours": _ours(name, moved_here.coefficients, moved_here.device, shapes),
-            "measured there": _ours(name, own.coefficients, own.device, shapes),
-            "roofline": np.maximum(*bounds)[test],
-            "roofline, fitted": _fitted_roofline(times, bounds, others, test),
-            "trees": _trees(inputs, times, others, test),
-        }
-        for method, value in values.items():
-            found.loc[test, method] = np.asarray(value, np.float64)
-        found.loc[test, "origin"] = moved_here.card.provenance["transferred_from"]
-    return found[~train & (found["origin"] != "")]
-
-
-def kendall(frame: pd.DataFrame, keys: list[str], measured: str, predicted: str) -> float | None:
-    """Mean Kendall tau-b of the ranks of devices within cells that hold everything else fixed."""
-    from scipy.stats import kendalltau
-
-    known = frame[np.isfinite(frame[measured]) & np.isfinite(frame[predicted])]
-    cells = known.groupby([*keys, "device"], dropna=False)[[measured, predicted]].mean()
-    found = []
-    for _, cell in cells.groupby(level=list(range(len(keys))), dropna=False):
-        a, b = cell[measured].to_numpy(), cell[predicted].to_numpy()
-        if len(a) > 1 and np.ptp(a) > 0 and np.ptp(b) > 0:
-            found.append(kendalltau(a, b).statistic)
-    return round(float(np.mean(found)), 3) if found else None
-
-
-def errors(predicted, measured) -> dict[str, Any] | None:
-    """n, MAPE, MdAPE in percent and Pearson's r of the rows that a method answers for."""
-    predicted, measured = np.asarray(predicted, float), np.asarray(measured, float)
-    known = np.isfinite(predicted) & np.isfinite(measured)
-    if not known.any():
-        return None
-    error = np.abs(predicted[known] / measured[known] - 1.0) * 100.0
-    r = wattgpu.pearson(measured[known], predicted[known])
-    return dict(
-        n=int(known.sum()), mape=round(float(error.mean()), 2),
-        mdape=round(float(np.median(error)), 2), pearson=None if np.isnan(r) else round(r, 3),
-    )  # fmt: skip
-
 
 def kernels(config: dict[str, Any], folder: Path) -> list[dict[str, Any]]:
     """Error rows of operators and attention blocks, by device and for all of them."""
     rows = []
-    for name, (table, sizes) in TABLES.items():
+    for name, (table, sizes) in unseen.TABLES.items():
         if not data.has_table(folder, table):
             continue
-        frame = kernel_rows(folder, name, config["rows_each"])
-        frame = kernel_predictions(frame, name, config.get("checkpoints"))
+        frame = unseen.kernel_rows(folder, name, config["rows_each"])
+        frame = unseen.kernel_predictions(frame, name, config.get("checkpoints"))
         groups = [*frame.groupby("device"), ("all", frame)]
         for device, here in groups:
             entry = {"table": name, "device": device, "n": len(here), "methods": {}}
             entry["from"] = here["origin"].iloc[0] if device != "all" else None
-            for method in KERNEL_METHODS:
-                entry["methods"][method] = errors(here[method], here["time_s"])
+            for method in unseen.METHODS:
+                entry["methods"][method] = unseen.errors(here[method], here["time_s"])
                 if device == "all":
-                    tau = kendall(here, list(sizes), "time_s", method)
+                    tau = unseen.kendall(here, list(sizes), "time_s", method)
                     entry["methods"][method]["gpu_tau"] = tau
             rows.append(entry)
-        _report(name, len(frame), len(frame))
+        experiment.report(name, len(frame), len(frame))
     return rows
-
-
-# --- Systems ----------------------------------------------------------------------------------
 
 
 def _moved_models(folder: str | None) -> system_rows.Models:
@@ -243,7 +67,7 @@ def _moved_models(folder: str | None) -> system_rows.Models:
 
     @functools.cache
     def find(device: str, engine: str, dtype: str):
-        with without(device, folder) as place:
+        with unseen.without(device, folder) as place:
             return checkpoint.load(device, None, dtype, place).at_level(1)
 
     return find
@@ -268,7 +92,9 @@ def system_predictions(config: dict[str, Any], folder: Path):
     rows = rows[rows["engine"].isin(config["engines"])]
     several = rows.groupby("engine")["device"].transform("nunique") > 1
     rows = rows[several].reset_index(drop=True)
-    costs = system_rows.block_costs(rows, _moved_models(config.get("checkpoints")), _report)
+    costs = system_rows.block_costs(
+        rows, _moved_models(config.get("checkpoints")), experiment.report
+    )
     problems = [system_rows.problem(e, rows, costs) for e in sorted(rows["engine"].unique())]
     ours = system_recipes.device_left_out(problems)
     targets = list(system_recipes.TARGETS)
@@ -357,9 +183,9 @@ def system_errors(frame: pd.DataFrame) -> list[dict[str, Any]]:
                 entry = dict(load=load, device=device, target=target,
                              n=int(np.isfinite(measured).sum()), methods={})  # fmt: skip
                 for method in methods:
-                    found = errors(here[f"{target} {method}"], measured)
+                    found = unseen.errors(here[f"{target} {method}"], measured)
                     if found and device == "all":
-                        found["gpu_tau"] = kendall(
+                        found["gpu_tau"] = unseen.kendall(
                             here, CELL, f"{target}_measured", f"{target} {method}"
                         )
                     entry["methods"][method] = found
@@ -367,18 +193,11 @@ def system_errors(frame: pd.DataFrame) -> list[dict[str, Any]]:
     return rows
 
 
-# --- Results ----------------------------------------------------------------------------------
-
-
-def _line(values) -> str:
-    return "| " + " | ".join(str(v) for v in values) + " |"
-
-
 def _lines(rows, keys: list[str], methods, number: str) -> list[str]:
     """A Markdown table of one number of every method."""
-    lines = [_line([*keys, *methods]), "|" + "---|" * (len(keys) + len(methods))]
+    lines = []
     for row in rows:
-        cells = []
+        cells = [row[key] for key in keys]
         for method in methods:
             value = row["methods"].get(method)
             if value is None or value.get(number) is None:
@@ -387,8 +206,8 @@ def _lines(rows, keys: list[str], methods, number: str) -> list[str]:
             x = value[number]
             text = f"{x:.2f}" if number == "gpu_tau" else f"{x:.1f}" if x < 1000 else "> 1000"
             cells.append(text + (f" (n {value['n']})" if value["n"] != row["n"] else ""))
-        lines.append(_line([*(row[k] if row[k] is not None else "-" for k in keys), *cells]))
-    return lines
+        lines.append(cells)
+    return experiment.markdown([*keys, *methods], lines)
 
 
 def verdict(results: dict[str, Any]) -> list[str]:
@@ -413,8 +232,8 @@ def verdict(results: dict[str, Any]) -> list[str]:
     return lines
 
 
-def write_readme(results: dict[str, Any], out_dir: Path) -> None:
-    """README.md from the results alone."""
+def readme(results: dict[str, Any]) -> list[str]:
+    """Lines of README.md, from the results alone."""
     whole = [r for r in results["kernels"] if r["device"] == "all"]
     lines = [
         "# How far off is everything on a GPU that was never measured?",
@@ -435,15 +254,15 @@ def write_readme(results: dict[str, Any], out_dir: Path) -> None:
         "time and two efficiencies from the other GPUs; `trees` are boosted trees on sizes, data",
         "sheet and roofline times of the other GPUs.",
         "",
-        *_lines(results["kernels"], ["table", "device", "from", "n"], KERNEL_METHODS, "mdape"),
+        *_lines(results["kernels"], ["table", "device", "from", "n"], unseen.METHODS, "mdape"),
         "",
         "Mean absolute relative error:",
         "",
-        *_lines(results["kernels"], ["table", "device", "from", "n"], KERNEL_METHODS, "mape"),
+        *_lines(results["kernels"], ["table", "device", "from", "n"], unseen.METHODS, "mape"),
         "",
         "Kendall tau of the ranks of GPUs at one shape:",
         "",
-        *_lines(whole, ["table", "n"], KERNEL_METHODS, "gpu_tau"),
+        *_lines(whole, ["table", "n"], unseen.METHODS, "gpu_tau"),
         "",
         "## Whole systems",
         "",
@@ -473,50 +292,34 @@ def write_readme(results: dict[str, Any], out_dir: Path) -> None:
             "(`lolo`), and its baselines; `published` are MdAPE, Pearson's r and Kendall tau over",
             "GPUs and models on its own, larger and more uniform set of runs.",
             "",
-            _line([*keys, "published"]),
-            "|" + "---|" * (len(keys) + 1),
         ]
-        for row in results["wattgpu"]:
-            texts = ["-" if row[k] is None else f"{row[k]:.2f}" if isinstance(row[k], float)
-                     else row[k] for k in keys]  # fmt: skip
-            published = ", ".join("-" if x is None else f"{x:g}" for x in row["published"])
-            lines.append(_line([*texts, published]))
-        lines.append("")
-    lines += ["![errors on GPUs left out](errors.png)", ""]
-    write_whole(out_dir / "README.md", "\n".join(lines))
+        cells = [
+            [*(row[k] for k in keys),
+             ", ".join("-" if x is None else f"{x:g}" for x in row["published"])]
+            for row in results["wattgpu"]
+        ]  # fmt: skip
+        lines += [*experiment.markdown([*keys, "published"], cells, digits=2), ""]
+    return [*lines, "![errors on GPUs left out](errors.png)", ""]
 
 
 def plot(results: dict[str, Any], out_dir: Path) -> None:
     """Median errors of every method, one panel for each thing that is predicted."""
-    import matplotlib
-
-    matplotlib.use("Agg")
-    import matplotlib.pyplot as plt
-
     panels = [(f"{r['table']}, time", r) for r in results["kernels"] if r["device"] == "all"]
     panels += [(f"{r['load']}, {r['target']}", r) for r in results["systems"]
                if r["device"] == "all"]  # fmt: skip
-    columns = 3
-    lines = -(-len(panels) // columns)
-    figure, axes = plt.subplots(
-        lines, columns, figsize=(13, 2.6 * lines), squeeze=False, layout="constrained"
-    )
-    for axis in axes.flat[len(panels) :]:
-        axis.remove()
-    for axis, (title, row) in zip(axes.flat, panels, strict=False):
-        known = {m: v["mdape"] for m, v in row["methods"].items() if v}
-        colours = ["black" if m == "ours" else "tab:grey" if m == "measured there" else "tab:orange"
-                   for m in known]  # fmt: skip
-        axis.barh(range(len(known)), [min(x, 150.0) for x in known.values()], color=colours)
-        axis.set_yticks(range(len(known)), list(known), fontsize=7)
-        axis.invert_yaxis()
-        axis.set_title(f"{title} (n {row['n']})", fontsize=9)
-        axis.set_xlabel("median error on a GPU left out, %", fontsize=8)
-        target = PUBLISHED.get(row.get("target", ""))
-        if target and row["load"] == COVERED:
-            axis.axvline(target, color="tab:blue", linewidth=1)
-    figure.savefig(out_dir / "errors.png", dpi=90)
-    plt.close(figure)
+    plan = ((13 / 3, 2.6), len(panels), 3)
+    with experiment.figure(out_dir / "errors.png", *plan) as (_, axes):
+        for axis, (title, row) in zip(axes, panels, strict=True):
+            known = {m: v["mdape"] for m, v in row["methods"].items() if v}
+            colours = [COLOURS.get(method, "tab:orange") for method in known]
+            axis.barh(range(len(known)), [min(x, 150.0) for x in known.values()], color=colours)
+            axis.set_yticks(range(len(known)), list(known), fontsize=7)
+            axis.invert_yaxis()
+            axis.set_title(f"{title} (n {row['n']})", fontsize=9)
+            axis.set_xlabel("median error on a GPU left out, %", fontsize=8)
+            target = PUBLISHED.get(row.get("target", ""))
+            if target and row["load"] == COVERED:
+                axis.axvline(target, color="tab:blue", linewidth=1)
 
 
 def _plain(row: dict[str, Any]) -> dict[str, Any]:
@@ -537,27 +340,17 @@ def main(
         ours, found, tables = predict_systems(config, folder)
         results["systems"] = system_errors(system_table(ours, found))
         results["wattgpu"] = [_plain(row) for table in tables.values() for row in table]
-    shown = _lines(results["kernels"], ["table", "device", "from", "n"], KERNEL_METHODS, "mdape")
+    shown = _lines(results["kernels"], ["table", "device", "from", "n"], unseen.METHODS, "mdape")
     print("\n".join(shown))
     for target, methods in SYSTEM_METHODS.items():
         rows = [r for r in results["systems"] if r["target"] == target]
         print("\n".join([f"\n{target}", *_lines(rows, ["load", "device", "n"], methods, "mdape")]))
     print("\n".join(verdict(results)))
-    out_dir.mkdir(parents=True, exist_ok=True)
-    text = json.dumps(results, indent=0, allow_nan=False)
-    write_whole(out_dir / "results.json", text + "\n")
-    write_readme(results, out_dir)
+    experiment.write_results(out_dir, results, readme(results))
     plot(results, out_dir)
     return results
 
 
 if __name__ == "__main__":
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--data", help="folder of measured tables; default $HYMELL_DATA")
-    parser.add_argument("--out", type=Path, default=HERE)
-    arguments = parser.parse_args()
-    main(
-        json.loads((HERE / "config.json").read_text()),
-        data.data_folder(arguments.data),
-        arguments.out,
-    )
+    given = experiment.command(__doc__, HERE, reads_data=True)
+    main(given.config, given.data, given.out)
