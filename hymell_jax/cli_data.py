@@ -103,10 +103,11 @@ def import_tables(source, path, out, as_json) -> None:
     run = getattr(importers, f"import_{source}")
     written = importers.write_tables(run(path), out)
     if as_json:
-        print_json({"source": source, "out": out, "tables": written})
+        tables = {name: str(path) for name, path in written.items()}
+        print_json({"source": source, "out": out, "tables": tables})
         return
-    for name, rows in written.items():
-        click.echo(f"{name}: {rows}", err=True)
+    for name, path in written.items():
+        click.echo(f"{name}: {path}", err=True)
 
 
 def _show_errors(rows: list[dict[str, Any]], device: str, split: str, form: str) -> None:
@@ -199,4 +200,13 @@ def models(as_json) -> None:
     table("", ["model", "family", "10^9 parameters", "active", "dtype"], rows, left=2)
 
 
-COMMANDS = (evaluate, fit, import_tables, devices, models)
+@click.command()
+@click.argument("command", required=False)
+def schema(command) -> None:
+    """The JSON Schema of what COMMAND prints under --json, or of all commands."""
+    from hymell_jax.output_schema import output_schema
+
+    print_json(output_schema(command))
+
+
+COMMANDS = (evaluate, fit, import_tables, devices, models, schema)

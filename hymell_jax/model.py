@@ -299,10 +299,15 @@ _predict_once = jax.jit(
 )
 
 
-@functools.partial(jax.jit, static_argnames=("structure",))
-def _predict_batch_compiled(parts, arch, work, structure):
+def _predict_rows(parts, arch, work, structure):
     run = functools.partial(_predict_one, _rebuilt(parts), structure=structure)
     return jax.vmap(run)(arch, work)
+
+
+_predict_batch_compiled = jax.jit(_predict_rows, static_argnames=("structure",))
+_predict_batch_once = jax.jit(
+    _predict_rows, static_argnames=("structure",), compiler_options=QUICK_OPTIONS
+)
 
 
 _NO_CARD = Card("", "", "")
@@ -372,13 +377,16 @@ def covering_level(domain_distances: np.ndarray) -> int:
     return int(covered[-1]) + 1 if len(covered) else 1
 
 
-def predict_batch(model: CostModel, archs: Architecture, works: Workload) -> Prediction:
+def predict_batch(
+    model: CostModel, archs: Architecture, works: Workload, once: bool = False
+) -> Prediction:
     """`predict` over stacked architectures and workloads, leaves [batch] or ().
 
     Args:
         model: of one device.
         archs: leaves [batch], or () to hold one architecture for all workloads.
         works: leaves [batch], or () to hold one workload for all architectures.
+        once: compile five times faster a program that is slower for many rows.
 
     Returns:
         A `Prediction` with leaves [batch, ...].
@@ -396,7 +404,8 @@ def predict_batch(model: CostModel, archs: Architecture, works: Workload) -> Pre
     size = sizes.pop()
     archs, works = jax.tree.map(lambda leaf: jnp.broadcast_to(leaf, (size,)), (archs, works))
     structure = operators.structure_of(archs, works)
-    return _predict_batch_compiled(_parts(model), archs, works, structure)
+    run = _predict_batch_once if once else _predict_batch_compiled
+    return run(_parts(model), archs, works, structure)
 
 
 def stack(values: list[Any]) -> Any:

@@ -21,7 +21,7 @@ from hymell_jax.gemm import peak_rate
 from hymell_jax.hf import HFModel
 from hymell_jax.model import CostModel, Prediction
 from hymell_jax.pareto import non_dominated
-from hymell_jax.types import Workload, workload
+from hymell_jax.types import Architecture, Workload, workload
 from hymell_jax.version import __version__
 
 Progress = Callable[[str, int, int], None]
@@ -30,6 +30,8 @@ BATCHES = tuple(2.0**i for i in range(10))
 PROMPTS = tuple(2.0**i for i in range(7, 17))
 CONTEXTS = tuple(2.0**i for i in range(7, 18))
 MAP_TOKENS = tuple(2.0**i for i in range(8, 16))
+ROWS = 192
+"""Rows of one call: whatever the model, so that one program serves all of a structure."""
 LARGEST_PAIRS = 24
 HELD_BY = (*BOUNDS, "engine")
 """What may hold a pass up: bounds of its kernels, and what a serving engine adds around them."""
@@ -37,13 +39,16 @@ HELD_BY = (*BOUNDS, "engine")
 
 @dataclasses.dataclass(frozen=True)
 class _Grid:
-    """Workloads [n] of one pair: the asked one, then the curves and the map, by position."""
+    """Rows [n] of one pair: the asked one, then curves, map and steps, by position."""
 
+    archs: Architecture
     works: Workload
+    fields: list[str]  # of the steps
     batch: slice
     prompt: slice
     context: slice
     map: slice
+    steps: slice
 
 
 def report(
@@ -132,11 +137,11 @@ def _pair(
     chosen = dtype or hf.dtype
     source = spec.name if spec.name in devices.device_names() else spec
     fitted = checkpoint.load(source, dtype=chosen)
-    grid = _grid(asked, chosen)
-    work = jax.tree.map(lambda leaf: leaf[0], grid.works)
+    grid = _grid(hf.architecture, asked, chosen)
+    work = _rows(grid.works, 0)
     summary.check_parallel(hf, work)
-    level, rows = _predictions(fitted, hf, grid.works, level)
-    first = jax.tree.map(lambda leaf: leaf[0], rows)
+    level, rows = _predictions(fitted, grid, level)
+    first = _rows(rows, 0)
     asked_model = fitted.at_level(level)
     answer = summary.describe(fitted, hf, work, level, first)
     return {
@@ -150,47 +155,68 @@ def _pair(
         },
         "map": _map(rows, grid.map),
         "roofline": _roofline(asked_model, work, first),
-        "elasticities": _elasticities(asked_model, hf, work),
+        "elasticities": _elasticities(
+            grid.fields, _rows(rows, grid.steps), _rows(grid.works, grid.steps)
+        ),
         "card": report_card.card_of(fitted, level),
     }
 
 
-def _elasticities(model: CostModel, hf: HFModel, work: Workload) -> dict[str, dict[str, float]]:
-    """Of every size; one GPU is no size that could grow a little, so it is left out."""
-    found = sensitivity.elasticities(model, hf.architecture, work)
-    if float(work.tensor_parallel) == 1:
-        found.pop("tensor_parallel")
-    return found
+def _elasticities(fields: list[str], rows: Prediction, works: Workload) -> dict[str, Any]:
+    """Percent of each quantity per percent of each size."""
+    tokens = works.batch_size * works.output_tokens
+    values = {
+        "energy_per_token_j": rows.total_energy_j / tokens,
+        "latency_s": rows.total_time_s,
+        "latency_per_token_s": rows.decode.time_s,
+        "prefill_time_s": rows.prefill.time_s,
+        "decode_energy_per_token_j": rows.decode_energy_per_token_j,
+    }
+    return sensitivity.slopes_of_steps(fields, values)
 
 
-def _grid(asked: Mapping[str, float], dtype: str) -> _Grid:
-    works, places = [workload(**asked, dtype=dtype)], {}
+def _grid(arch: Architecture, asked: Mapping[str, float], dtype: str) -> _Grid:
+    first = workload(**asked, dtype=dtype)
+    rows, places = [(arch, first)], {}
 
-    def add(name: str, more: list[Workload]) -> None:
-        places[name] = slice(len(works), len(works) + len(more))
-        works.extend(more)
+    def add(name: str, more: list[tuple[Architecture, Workload]]) -> None:
+        places[name] = slice(len(rows), len(rows) + len(more))
+        rows.extend(more)
 
-    def at(**changed: float) -> Workload:
-        return workload(**{**asked, **changed}, dtype=dtype)
+    def at(**changed: float) -> tuple[Architecture, Workload]:
+        return arch, workload(**{**asked, **changed}, dtype=dtype)
 
     add("batch", [at(batch_size=b) for b in BATCHES])
     add("prompt", [at(prompt_tokens=p) for p in PROMPTS])
     # a step at one context, whatever the prompt: prompt and output only set what is reserved
     add("context", [at(prompt_tokens=c, output_tokens=1, context_tokens=c) for c in CONTEXTS])
     add("map", [at(batch_size=b, prompt_tokens=p) for p in MAP_TOKENS for b in BATCHES])
-    return _Grid(jax.tree.map(lambda *leaves: np.stack(leaves), *works), **places)
+    fields, pairs = sensitivity.stepped(arch, first)
+    add("steps", pairs)
+    # fields differ between models, the number of rows need not: one program serves them all
+    rows.extend([(arch, first)] * (ROWS - len(rows)))
+    archs, works = (
+        jax.tree.map(lambda *leaves: np.stack(leaves), *column)
+        for column in zip(*rows, strict=True)
+    )
+    return _Grid(archs, works, fields, **places)
 
 
-def _predictions(model: CostModel, hf: HFModel, works: Workload, level) -> tuple[int, Prediction]:
+def _predictions(model: CostModel, grid: _Grid, level: str | int) -> tuple[int, Prediction]:
     """(level, its predictions of all rows as NumPy); "best" is chosen by the first row."""
     asked = model if level == "best" else model.at_level(int(level))
-    rows = cost_model.predict_batch(asked, hf.architecture, works)
+    rows = cost_model.predict_batch(asked, grid.archs, grid.works, once=True)
     found = asked.level
     if level == "best":
         found = cost_model.covering_level(np.asarray(rows.domain_distances)[0, : model.level])
         if found < model.level:
-            rows = cost_model.predict_batch(model.at_level(found), hf.architecture, works)
+            asked = model.at_level(found)
+            rows = cost_model.predict_batch(asked, grid.archs, grid.works, once=True)
     return found, jax.tree.map(np.asarray, rows)
+
+
+def _rows(tree: Any, part: int | slice) -> Any:
+    return jax.tree.map(lambda leaf: leaf[part], tree)
 
 
 def _floats(values: Any) -> list[float]:
@@ -211,7 +237,7 @@ def _band(centre: np.ndarray, log_half_width: np.ndarray) -> dict[str, Any]:
 
 def _curve(rows: Prediction, works: Workload, part: slice, size: str) -> dict[str, Any]:
     """Quantities along one size, with where they fit and where they extrapolate."""
-    r, w = (jax.tree.map(lambda leaf: leaf[part], tree) for tree in (rows, works))
+    r, w = _rows(rows, part), _rows(works, part)
     widths = {"prefill": r.prefill.log_half_widths, "decode": r.decode.log_half_widths}
     per_token = r.total_energy_j / (w.batch_size * w.output_tokens)
     return {
@@ -238,7 +264,7 @@ def _held_by(phase: Any) -> np.ndarray:
 
 def _map(rows: Prediction, part: slice) -> dict[str, Any]:
     """What takes most of a pass's time over batch and tokens; lists [tokens][batches]."""
-    r = jax.tree.map(lambda leaf: leaf[part], rows)
+    r = _rows(rows, part)
     shape = (len(MAP_TOKENS), len(BATCHES))
     found = {
         "batch_sizes": list(BATCHES),

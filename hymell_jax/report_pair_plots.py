@@ -143,7 +143,8 @@ def roofline_plot(pair: Mapping[str, Any]) -> Plot:
     )
     description = (
         f"One GPU reaches at most {figure_text(peak)} TFLOP/s and {figure_text(bandwidth)} TB/s, "
-        f"which meet at {figure_text(peak / bandwidth)} FLOP per byte. {said}."
+        f"which meet at {figure_text(peak / bandwidth)} FLOP per byte; points above the slope work "
+        f"from the cache. {said}."
     )
     return Plot(file_stem(pair["model"], pair["device"], "roofline"), "Roofline", description,
                 figure)  # fmt: skip

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+import math
 from typing import Any
 
 import jax
@@ -35,10 +36,13 @@ _NOT_SIZES = {
     "n_ff_matrices", "norms_per_layer", "weight_bits", "expert_weight_bits",
 }  # fmt: skip
 _WORK_FIELDS = ("batch_size", "prompt_tokens", "output_tokens", "tensor_parallel", "kv_bytes")
+STEP = 0.01  # ln of a size, of `stepped`
 _BATCHES = tuple(2.0**i for i in range(11))
 
 
-@functools.partial(jax.jit, static_argnames=("structure",))
+@functools.partial(
+    jax.jit, static_argnames=("structure",), compiler_options=cost_model.QUICK_OPTIONS
+)
 def _jacobian(model, arch, work, structure):
     def logs(arch, work):
         prediction = cost_model._predict_one(model, arch, work, structure)
@@ -75,6 +79,49 @@ def elasticities(model: CostModel, arch: Architecture, work: Workload) -> dict[s
         name: dict(zip(ELASTIC, map(float, slope), strict=True))
         for name, slope in slopes.items()
         if sizes[name] > 0
+    }
+
+
+def stepped(arch: Architecture, work: Workload) -> tuple[list[str], list[tuple]]:
+    """(fields, pairs of architecture and workload): each field one step down, then one up.
+
+    The same sizes, tied in the same way, as in `elasticities`, for models that are to be asked many
+    things in one batch; one GPU is left as it is. `slopes_of_steps` takes the answers.
+    """
+    names = [f.name for f in dataclasses.fields(arch) if f.name not in _NOT_SIZES]
+    tied = float(arch.value_head_dim) == float(arch.head_dim)
+    plain = float(work.context_start_tokens) == float(work.prompt_tokens)
+    fields, pairs = [], []
+    for name in (*names, *_WORK_FIELDS):
+        owner = arch if name in names else work
+        size = float(getattr(owner, name))
+        one_gpu = name == "tensor_parallel" and size == 1
+        if size <= 0 or one_gpu or (tied and name == "value_head_dim"):
+            continue
+        fields.append(name)
+        for sign in (-1, 1):
+            changed = {name: np.float32(size * math.exp(sign * STEP))}
+            if tied and name == "head_dim":
+                changed["value_head_dim"] = changed["head_dim"]
+            moved = dataclasses.replace(owner, **changed)
+            if owner is work and plain:
+                end = moved.prompt_tokens + moved.output_tokens
+                moved = dataclasses.replace(
+                    moved, context_start_tokens=moved.prompt_tokens, context_end_tokens=end
+                )
+            pairs.append((arch, moved) if owner is work else (moved, work))
+    return fields, pairs
+
+
+def slopes_of_steps(fields: list[str], values: dict[str, Any]) -> dict[str, dict[str, float]]:
+    """{field: {quantity: percent per percent}} from values [2 n_fields] of `stepped`."""
+    slopes = {
+        name: np.diff(np.log(np.asarray(v, np.float64)).reshape(-1, 2))[:, 0] / (2 * STEP)
+        for name, v in values.items()
+    }
+    return {
+        field: {name: float(slope[i]) for name, slope in slopes.items()}
+        for i, field in enumerate(fields)
     }
 
 

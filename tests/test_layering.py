@@ -10,7 +10,8 @@ import hymell_jax
 PACKAGE = Path(hymell_jax.__file__).parent
 
 ORDER = [  # a module may import those before it, never those after it
-    "version", "compile_cache", "files", "readable", "types", "smooth", "parameters", "mlp",
+    "version", "compile_cache", "files", "readable", "output_schema", "types", "smooth",
+    "parameters", "mlp",
     "robust_fit", "operators", "notebook", "gemm", "attention", "attention_fit",
     "attention_features", "rowwise",
     "collectives", "power", "moe", "linear", "latent", "ffn", "blocks",
