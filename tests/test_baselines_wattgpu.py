@@ -8,7 +8,7 @@ import pandas as pd
 import pytest
 
 from hymell_jax import get_device
-from hymell_jax.baselines import METHODS, wattgpu
+from hymell_jax.baselines import METHODS, tdp, wattgpu
 from hymell_jax.models import preset
 from hymell_jax.types import workload
 
@@ -71,7 +71,7 @@ def grid_table(seed=0):
     sizes = {"m/1": (1.0, 2048, 16, 16), "m/3": (3.0, 3072, 24, 28), "m/8": (8.0, 4096, 32, 32)}
     for model, (params, hidden, heads, layers) in sizes.items():
         for gpu in gpus:
-            for scenario, rho in wattgpu.LOAD_FACTORS.items():
+            for scenario, rho in tdp.LOAD_FACTORS.items():
                 for _ in range(2):
                     sheet = wattgpu.gpu_features(gpu)
                     rows.append(

@@ -1,7 +1,7 @@
 """Published methods for latency and energy of LLM inference behind one function signature.
 
 `METHODS[name].predict(arch, work, device, coefficients)` answers with a `MethodPrediction`;
-`METHODS[name].default_coefficients()` gives something to start from. One file per system.
+`METHODS[name].default_coefficients()` gives something to start from. One file or folder a system.
 """
 
 from hymell_jax.baselines import (
