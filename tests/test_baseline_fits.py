@@ -8,7 +8,7 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from hymell_jax import baseline_fits, devices
+from hymell_jax import baseline_fits, devices, wattgpu_fits
 from hymell_jax.baselines import roofline, sweetspot, tokens_to_watt_hours
 from hymell_jax.system_fit import TARGETS
 from hymell_jax.system_rows import stack_leaves
@@ -167,10 +167,10 @@ def test_sweetspot_of_one_model_reports_both_errors(runs):
 def test_wattgpu_covers_dense_single_gpu_rows_and_the_extended_form_all(runs):
     pytest.importorskip("xgboost")
     mixture = dataclasses.replace(runs, frame=runs.frame.assign(moe=True))
-    assert len(baseline_fits.wattgpu_table([runs, mixture])) == len(runs.frame)
-    both = baseline_fits.wattgpu_table([runs, mixture], extended=True)
+    assert len(wattgpu_fits.table([runs, mixture])) == len(runs.frame)
+    both = wattgpu_fits.table([runs, mixture], extended=True)
     assert len(both) == 2 * len(runs.frame)
-    found = baseline_fits.wattgpu_left_out([runs, rows(served=True)], extended=True)
+    found = wattgpu_fits.left_out([runs, rows(served=True)], extended=True)
     total, step = found[0][:, TARGETS.index("total")], found[1][:, TARGETS.index("median")]
     assert np.isfinite(total).all() and np.isfinite(step).all()
     assert np.isfinite(found[0][:, TARGETS.index("energy")]).all()

@@ -15,7 +15,14 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
-from hymell_jax import baseline_fits, experiment, system_recipes, system_rows, systems
+from hymell_jax import (
+    baseline_fits,
+    experiment,
+    system_recipes,
+    system_rows,
+    systems,
+    wattgpu_fits,
+)
 
 HERE = Path(__file__).parent
 OURS = ("level 1", "levels 1+2", "level 3")
@@ -91,7 +98,7 @@ def predictions(fitted, lower) -> tuple[pd.DataFrame, dict[str, np.ndarray]]:
     found["load-scaled-tdp"] = baseline_fits.load_scaled(full, found["tdp"])
     found["sweetspot"] = np.concatenate(baseline_fits.sweetspot_left_out(every))
     for name, extended in (("wattgpu", False), ("wattgpu+", True)):
-        found[name] = np.concatenate(baseline_fits.wattgpu_left_out(every, "lolo", extended))
+        found[name] = np.concatenate(wattgpu_fits.left_out(every, "lolo", extended))
     experiment.report("methods", len(jobs) + 3, len(jobs) + 3)
     return full, found
 

@@ -26,6 +26,7 @@ from hymell_jax import (
     system_rows,
     systems,
     unseen,
+    wattgpu_fits,
 )  # fmt: skip
 from hymell_jax.baselines import tdp, wattgpu
 
@@ -106,8 +107,8 @@ def system_predictions(config: dict[str, Any], folder: Path):
     found["load-scaled-tdp"] = baseline_fits.load_scaled(ours, found["tdp"])
     found["sweetspot"] = np.concatenate(baseline_fits.sweetspot_left_out(every, "device"))
     for name, extended in (("wattgpu", False), ("wattgpu+", True)):
-        found[name] = np.concatenate(baseline_fits.wattgpu_left_out(every, "logo", extended))
-    tables = {t: wattgpu.evaluate(baseline_fits.wattgpu_table(every), t) for t in wattgpu.TARGETS}
+        found[name] = np.concatenate(wattgpu_fits.left_out(every, "logo", extended))
+    tables = {t: wattgpu.evaluate(wattgpu_fits.table(every), t) for t in wattgpu.TARGETS}
     return ours, found, tables
 
 
