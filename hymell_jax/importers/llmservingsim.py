@@ -17,8 +17,7 @@ import pandas as pd
 
 from .tables import (
     existing_folder,
-    finish,
-    hash_split,
+    finish_with_norms,
     read_table,
     require_columns,
     seconds,
@@ -60,15 +59,9 @@ def import_llmservingsim(path: str | os.PathLike[str]) -> dict[str, pd.DataFrame
     frames = [_rows(file, gpu, model) for file, gpu, model in _profiles(base)]
     parts = pd.concat(frames, ignore_index=True)
     split = np.where(parts["num_tokens"] % 8 == 3, "test", "train")
-    table = "blocks/layer_parts_transformers"
-    tables = {table: finish(parts, table, split)}
     norms = parts[parts["part"].isin(_NORMS) & ~parts["model"].isin(_LAYER_NORM_MODELS)]
     norms = norms.rename(columns={"part": "kernel"})
-    if len(norms):
-        tables["operators/rmsnorm"] = finish(
-            norms, "operators/rmsnorm", hash_split(norms, ("d_model", "num_tokens"))
-        )
-    return tables
+    return finish_with_norms(parts, TABLES[0], split, norms)
 
 
 def _profiles(base: Path) -> list[tuple[Path, str, str]]:

@@ -130,6 +130,18 @@ def finish(frame: pd.DataFrame, table: str, split: np.ndarray | None = None) -> 
     return frame
 
 
+def finish_with_norms(
+    parts: pd.DataFrame, table: str, split: np.ndarray, norms: pd.DataFrame
+) -> dict[str, pd.DataFrame]:
+    """Layer parts under their table's name, and RMSNorm rows split by their shape, if any."""
+    tables = {table: finish(parts, table, split)}
+    if len(norms):
+        tables["operators/rmsnorm"] = finish(
+            norms, "operators/rmsnorm", hash_split(norms, ("d_model", "num_tokens"))
+        )
+    return tables
+
+
 def concat(frames: Iterable[pd.DataFrame]) -> pd.DataFrame:
     """The rows of all frames; text columns become categories over the union of their values."""
     frames = list(frames)

@@ -16,8 +16,7 @@ import pandas as pd
 
 from .tables import (
     existing_folder,
-    finish,
-    hash_split,
+    finish_with_norms,
     read_table,
     require_columns,
     seconds,
@@ -67,13 +66,7 @@ def import_vidur(path: str | os.PathLike[str]) -> dict[str, pd.DataFrame]:
     frames = [_rows(file, gpu, model) for file, gpu, model in _profiles(base)]
     parts = pd.concat(frames, ignore_index=True)
     split = np.where(parts["model"].isin(TEST_MODELS), "test", "train")
-    tables = {"blocks/layer_parts_vidur": finish(parts, "blocks/layer_parts_vidur", split)}
-    norms = _rmsnorm(parts)
-    if len(norms):
-        tables["operators/rmsnorm"] = finish(
-            norms, "operators/rmsnorm", hash_split(norms, ("d_model", "num_tokens"))
-        )
-    return tables
+    return finish_with_norms(parts, TABLES[0], split, _rmsnorm(parts))
 
 
 def _profiles(base: Path) -> list[tuple[Path, str, str]]:
