@@ -1,0 +1,62 @@
+"""The documentation builds from its sources without a warning, and what it shows runs."""
+
+from __future__ import annotations
+
+import re
+import shlex
+import sys
+from pathlib import Path
+
+import pytest
+from click.testing import CliRunner
+
+from hymell_jax.cli import main
+
+ROOT = Path(__file__).parent.parent
+DOCS = ROOT / "docs"
+PAGES = sorted(DOCS.rglob("*.md"))
+
+
+def _blocks(page: Path, language: str) -> list[str]:
+    return re.findall(rf"```{language}\n(.*?)```", page.read_text(), re.S)
+
+
+def _with(language: str, *patterns: str) -> list[Path]:
+    return [p for p in PAGES if _blocks(p, language) and p.name not in patterns]
+
+
+@pytest.mark.parametrize("page", _with("python"), ids=lambda p: p.stem)
+def test_python_snippets_of_a_page_run_one_after_the_other(page, capsys, monkeypatch, tmp_path):
+    monkeypatch.chdir(tmp_path)
+    names: dict = {}
+    for snippet in _blocks(page, "python"):
+        exec(compile(snippet, page.name, "exec"), names)
+    assert "nan" not in capsys.readouterr().out.split()
+
+
+# those of the others take minutes, or several machines
+@pytest.mark.parametrize("page", _with("sh", "cluster.md", "profiling.md"), ids=lambda p: p.stem)
+def test_commands_of_a_page_run(page, monkeypatch, tmp_path):
+    monkeypatch.chdir(tmp_path)
+    lines = [line for block in _blocks(page, "sh") for line in block.splitlines()]
+    for line in (line for line in lines if line.startswith("hymell ")):
+        result = CliRunner().invoke(main, shlex.split(line, comments=True)[1:])
+        assert result.exit_code == 0, f"{line}: {result.output}"
+
+
+def test_it_builds_without_a_warning_and_without_a_network(tmp_path, monkeypatch):
+    build = pytest.importorskip("sphinx.cmd.build", reason="the extra `docs` is not installed")
+    monkeypatch.setattr(sys, "path", list(sys.path))
+    options = ["-q", "-W", "--keep-going", "-b", "html", "-d", str(tmp_path / "trees")]
+    assert build.build_main([*options, str(DOCS), str(tmp_path / "html")]) == 0
+    accuracy = (tmp_path / "html" / "accuracy.html").read_text()
+    assert "h200-sxm-141gb" in accuracy and "levels 1+2" in accuracy
+    assert "softmin over the kernels" in (tmp_path / "html" / "equations.html").read_text()
+
+
+def test_every_page_is_reached():
+    listed = _blocks(DOCS / "index.md", r"\{toctree\}")[0].split()
+    pages = {p.relative_to(DOCS).with_suffix("").as_posix() for p in PAGES}
+    outside = {page for page in pages if not page.startswith("methods/")}
+    assert "methods/*" in listed
+    assert outside - set(listed) - {"index", "accuracy"} == set()
