@@ -69,6 +69,15 @@ _START = {
 }
 _DECODE_START = {"log_tile_cycles": 8.0, "log_chain_cycles": 6.0, "chain_power": 0.0}
 
+TILING: dict[str, float] = {
+    "prefill_log_tile_rows": 2.8,
+    "prefill_log_key_block": 4.0,
+    "decode_log_tile_rows": 0.7,
+}
+"""Where a fit starts for a library that tiles otherwise than `QUERY_TILE_ROWS`, `DECODE_TILE_ROWS`
+and `KEY_BLOCK_TOKENS` say, one of a CPU for example; natural logs. Coefficients may leave them out.
+"""
+
 DEFAULT_COEFFICIENTS: dict[str, float] = {
     **{f"prefill_{name}": value for name, value in _START.items()},
     **{f"decode_{name}": value for name, value in (_START | _DECODE_START).items()},
@@ -289,18 +298,22 @@ def _log_terms(
     """log seconds of each of `ATTENTION_REGIMES`; `c` without the prefix of the phase."""
     last_keys = attended_keys(tokens, window_tokens)
     if phase == "prefill":
-        queries, cached, tile_rows = tokens, tokens, QUERY_TILE_ROWS
-        mean_keys = causal_pairs(tokens, window_tokens) / tokens + 0.5 * KEY_BLOCK_TOKENS
+        queries, cached, log_tile = tokens, tokens, _log(QUERY_TILE_ROWS)
+        block = KEY_BLOCK_TOKENS
+        if "log_key_block" in c:
+            block = jnp.minimum(jnp.exp(c["log_key_block"]), tokens)
+        mean_keys = causal_pairs(tokens, window_tokens) / tokens + 0.5 * block
     else:
-        queries, cached, tile_rows = 1.0, last_keys, DECODE_TILE_ROWS
+        queries, cached, log_tile = 1.0, last_keys, _log(DECODE_TILE_ROWS)
         mean_keys = last_keys
+    log_tile = c.get("log_tile_rows", log_tile)
     log_width = _log_width(head_dim, value_head_dim)
     fp8 = _fp8_share(kv_bytes)
     log_sequences = _log(batch) + _log(n_kv_heads)
     log_rows = _log(batch) + _log(queries) + _log(n_heads)
     log_rows_each = _log(queries) + _log(n_heads) - _log(n_kv_heads)
-    log_tiles = log_sequences + _log_at_least_one(log_rows_each - _log(tile_rows))
-    log_pairs = log_tiles + _log(tile_rows) + _log(mean_keys)
+    log_tiles = log_sequences + _log_at_least_one(log_rows_each - log_tile)
+    log_pairs = log_tiles + log_tile + _log(mean_keys)
     log_kv = log_kv_bytes(batch, cached, n_kv_heads, head_dim, value_head_dim, kv_bytes)
     log_bytes = jnp.logaddexp(log_kv, log_rows + log_width + _log(ACTIVATION_BYTES))
     return [
@@ -333,7 +346,9 @@ def attention_log_terms(
 
 def _phase(coefficients: Mapping[str, float], phase: str) -> dict[str, jax.Array]:
     """The coefficients of one phase without its prefix."""
-    return {name: floating(coefficients[f"{phase}_{name}"]) for name in _START}
+    tiling = (n.removeprefix(f"{phase}_") for n in TILING if n in coefficients)
+    names = [*_START, *(n for n in tiling if f"{phase}_{n}" in TILING)]
+    return {name: floating(coefficients[f"{phase}_{name}"]) for name in names}
 
 
 def attention_prefill_time_s(

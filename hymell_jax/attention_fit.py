@@ -8,7 +8,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from hymell_jax.attention import ATTENTION_TIME_S, DEFAULT_COEFFICIENTS, check_phase
+from hymell_jax.attention import ATTENTION_TIME_S, DEFAULT_COEFFICIENTS, TILING, check_phase
 from hymell_jax.robust_fit import adam
 from hymell_jax.types import Device
 
@@ -30,6 +30,7 @@ def fit_attention(
     learning_rate: float = 0.05,
     max_rows: int = 6000,
     start: Mapping[str, float] | None = None,
+    tiling: bool = False,
     seed: int = 0,
 ) -> dict[str, float]:
     """Coefficients of one phase and device from measured kernel times.
@@ -49,6 +50,7 @@ def fit_attention(
         max_rows: a random subsample of this size is used where there are more rows.
         start: coefficients to start from and be pulled to, those of another device for example; by
             default `DEFAULT_COEFFICIENTS`, with the launch floor at the fastest rows.
+        tiling: whether the sizes of tiles are fitted too, for a library of another kind of device.
         seed: of the subsample.
 
     Raises:
@@ -66,8 +68,9 @@ def fit_attention(
         raise ValueError("time_s must be positive and finite in every row.")
     kept = np.random.default_rng(seed).permutation(rows)[:max_rows]
     columns = [jnp.asarray(c[kept], jnp.float32) for c in columns]
-    names = [name for name in DEFAULT_COEFFICIENTS if name.startswith(phase + "_")]
-    first = {name: jnp.float32((start or DEFAULT_COEFFICIENTS)[name]) for name in names}
+    default = DEFAULT_COEFFICIENTS | (TILING if tiling else {})
+    names = [name for name in default if name.startswith(phase + "_")]
+    first = {name: jnp.float32((start or default)[name]) for name in names}
     if start is None:
         fastest = np.log(np.quantile(np.asarray(columns[7]), 0.02))
         first[f"{phase}_log_launch_s"] = jnp.float32(fastest)

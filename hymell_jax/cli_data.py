@@ -16,7 +16,13 @@ from hymell_jax.cli_output import cell, print_json, progress, table
 @click.command()
 @click.option("--device", required=True, help="Exact name (see `hymell devices`).")
 @click.option("--data", "folder", help="Folder of measured tables; default $HYMELL_DATA.")
-@click.option("--level", type=click.Choice(["1", "2", "all"]), default="all", show_default=True)
+@click.option(
+    "--level",
+    type=click.Choice(["1", "2", "3", "all"]),
+    default="all",
+    show_default=True,
+    help="3: whole models, each left out of its fit.",
+)
 @click.option("--split", default="test", show_default=True, help="train, test, or all.")
 @click.option("--form", type=click.Choice(["refined", "published"]), default="refined")
 @click.option("--reference", help="CSV with the errors of a black box on the same rows.")
@@ -24,16 +30,23 @@ from hymell_jax.cli_output import cell, print_json, progress, table
 @click.option("--json", "as_json", is_flag=True, help="Print a list of rows.")
 def evaluate(device, folder, level, split, form, reference, checkpoints, as_json) -> None:
     """Errors of the fitted model on measured rows, by table, regime and target."""
-    from hymell_jax import block_evaluate, data
+    from hymell_jax import block_evaluate, data, profile_fit, profile_rows, system_evaluate
     from hymell_jax import evaluate as operators
 
     root = data.data_folder(folder)
+    if profile_rows.is_profile(root):
+        rows = profile_fit.evaluate_profile(root, checkpoints, split, device=device)
+        rows = [r for r in rows if level in ("all", str(r["level"]))]
+        print_json(rows) if as_json else show_profile_errors(rows)
+        return
     options = dict(split=split, reference=reference, checkpoints=checkpoints)
     rows = []
     if level in ("1", "all"):
         rows += operators.evaluate(device, root, form=form, **options)
     if level in ("2", "all"):
         rows += block_evaluate.evaluate_blocks(device, root, required=level == "2", **options)
+    if level == "3" or (level == "all" and (root / "systems").is_dir()):
+        rows += system_evaluate.evaluate_systems(device, checkpoints, required=level == "3")
     if as_json:
         print_json(rows)
     else:
@@ -41,10 +54,16 @@ def evaluate(device, folder, level, split, form, reference, checkpoints, as_json
 
 
 @click.command()
-@click.option("--level", type=click.Choice(["1", "2"]), default="2", show_default=True)
+@click.option(
+    "--level",
+    type=click.Choice(["1", "2", "3"]),
+    default="2",
+    show_default=True,
+    help="3 also fits whole models on all devices whose checkpoints the folder holds.",
+)
 @click.option("--device", required=True, help="Exact name, or `all` that the tables hold.")
 @click.option("--runtime", help="As in the tables; by default every one of the device.")
-@click.option("--dtype", type=click.Choice(DTYPES), help="By default both.")
+@click.option("--dtype", type=click.Choice(DTYPES), help="By default all.")
 @click.option("--data", "folder", help="Folder of measured tables; default $HYMELL_DATA.")
 @click.option("--out", required=True, help="Folder of checkpoints to write into.")
 @click.option("--seeds", default=1, show_default=True, help="Fits per matrix product, best kept.")
@@ -53,11 +72,14 @@ def evaluate(device, folder, level, split, form, reference, checkpoints, as_json
 @json_option
 def fit(level, device, runtime, dtype, folder, out, seeds, operators, resume, as_json) -> None:
     """Fit a device's coefficients and networks to measured tables; write its checkpoints."""
-    from hymell_jax import block_recipes, checkpoint, data, files, recipes
+    from hymell_jax import block_recipes, checkpoint, data, files, profile_rows, recipes
 
     if seeds < 1:
         raise ValueError(f"--seeds must be at least 1; got {seeds}.")
     root = data.data_folder(folder)
+    if profile_rows.is_profile(root):
+        _fit_profile(device, root, out, level, as_json)
+        return
     chosen = recipes.fittable(root, device, runtime, dtype)
     files.writable_folder(out)
     done = set(checkpoint.available(out)) if resume else set()
@@ -75,15 +97,41 @@ def fit(level, device, runtime, dtype, folder, out, seeds, operators, resume, as
                     *entry, root, out, seeds=tuple(range(seeds)), progress=report
                 )
                 checkpoint.save(content, out)
-            if level == "2":
+            if level != "1":
                 block_recipes.add_blocks(content, root, out, progress=report)
             click.echo(f"{'/'.join(entry)}", err=True)
             name = checkpoint.file_name(*entry)
             written.append(dict(zip(("device", "runtime", "dtype"), entry, strict=True)) | {
                 "file": name, "resumed": entry in done,
             })  # fmt: skip
+        if level == "3":
+            from hymell_jax import system_job
+
+            system_job.fit_systems(root, out, progress=report)
     if as_json:
         print_json({"out": out, "level": int(level), "checkpoints": written})
+
+
+def _fit_profile(device: str, folder: Any, out: str, level: str, as_json: bool) -> None:
+    """Fit the profile of one machine, all that it holds up to a level, and show its errors."""
+    from hymell_jax import files, profile_fit
+
+    files.writable_folder(out)
+    levels = tuple(range(1, int(level) + 1))
+    with progress() as report:
+        rows = profile_fit.fit_profile(folder, out, report, levels, device=device)
+    print_json({"out": out, "errors": rows}) if as_json else show_profile_errors(rows)
+
+
+def show_profile_errors(rows: list[dict[str, Any]]) -> None:
+    """Errors of a profile's fit beside a roofline with fitted rates."""
+    cells = [
+        [str(r["level"]), r["table"], r["kernel"], str(r["n"]), f"{r['mape']:.2f}",
+         f"{r['mdape']:.2f}", f"{r['roofline_mape']:.2f}", f"{r['times_better']:.2f}"]
+        for r in rows
+    ]  # fmt: skip
+    headings = ["level", "table", "kernel", "n", "MAPE %", "MdAPE %", "roofline %", "times better"]
+    table("time of held-out shapes, and of whole models left out", headings, cells, left=3)
 
 
 @click.command(name="import")
@@ -116,7 +164,7 @@ def _show_errors(rows: list[dict[str, Any]], device: str, split: str, form: str)
 
     cells = [
         [r["table"], r["runtime"], r["dtype"], r["target"], r["regime"], str(r["n"]),
-         percent(r["mape"]), percent(r["mdape"]), f"{r['r2']:.4f}",
+         percent(r["mape"]), percent(r["mdape"]), cell(r["r2"], "{:.4f}".format),
          percent(r["published_mape"]), percent(r["reference_mape"])]
         for r in rows
     ]  # fmt: skip

@@ -11,7 +11,7 @@ from typing import Any
 import click
 
 LEVELS = ("1", "2", "3", "best")
-DTYPES = ("bf16", "fp8")
+DTYPES = ("bf16", "fp8", "fp32")  # `types.DTYPES`, without JAX
 
 
 @functools.cache

@@ -39,7 +39,9 @@ _cost_options = together(
 )
 @runtime_option
 @dtype_option
-@click.option("--kv-dtype", type=click.Choice(DTYPES), default="bf16", show_default=True)
+@click.option(
+    "--kv-dtype", type=click.Choice(DTYPES), help="By default 16 bits, fp32 with --dtype fp32."
+)
 @batch_options
 @tensor_parallel_option
 @click.option("--level", type=click.Choice(LEVELS), default="best", show_default=True)
@@ -57,15 +59,15 @@ def predict(
     """
     more = [part for text in compare for part in text.split(",") if part.strip()]
     names, places = subjects([*words, *more], device)
-    from hymell_jax import checkpoint, devices, footprint, models, summary, types
+    from hymell_jax import checkpoint, footprint, models, summary, types
 
     hfs = {name: models.resolve_model(name) for name in names}
     for place in places:
-        devices.get_device(place)
+        checkpoint.device_spec(place)
 
     def one(name: str, place: str) -> dict[str, Any]:
         hf = hfs[name]
-        chosen = dtype or hf.dtype
+        chosen = dtype or checkpoint.default_dtype(place, hf.dtype)
         work = types.workload(
             batch_size=batch,
             prompt_tokens=prompt,

@@ -52,6 +52,7 @@ def fit_profile(
     out: str | os.PathLike[str],
     progress: Progress | None = None,
     levels: tuple[int, ...] = LEVELS,
+    device: str | None = None,
 ) -> list[dict[str, Any]]:
     """Fit a measured machine and evaluate it; returns the rows of `evaluate_profile`.
 
@@ -60,11 +61,12 @@ def fit_profile(
         out: folder of checkpoints; `<device>/` is written inside.
         progress: called with (what, done, total).
         levels: which to fit; level 1 always is.
+        device: refuse the profile of another one; None or "all" takes any.
 
     Raises:
         ValueError: no profile, too few rows, or a folder that cannot be written.
     """
-    profile = profile_rows.read_profile(folder)
+    profile = _profile(folder, device)
     description = profile_device.describe(profile)
     spec = profile_device.spec_of(profile)
     fits = _rowwise(profile, spec, out, progress)
@@ -74,6 +76,14 @@ def fit_profile(
     if 3 in levels:
         _level3(profile, spec, out, progress)
     return evaluate_profile(folder, out)
+
+
+def _profile(folder, device: str | None) -> Profile:
+    """The profile in a folder, of the device that was asked for."""
+    profile = profile_rows.read_profile(folder)
+    if device not in (None, "all", profile.name):
+        raise ValueError(f"The profile in {str(folder)!r} is of {profile.name}, not of {device!r}.")
+    return profile
 
 
 def _rowwise(profile: Profile, spec: DeviceSpec, out, progress) -> dict[str, list[dict[str, Any]]]:
@@ -191,7 +201,10 @@ def _digest(content: bytes) -> str:
 
 
 def evaluate_profile(
-    folder: str | os.PathLike[str], checkpoints: str | os.PathLike[str], split: str = "test"
+    folder: str | os.PathLike[str],
+    checkpoints: str | os.PathLike[str] | None = None,
+    split: str = "test",
+    device: str | None = None,
 ) -> list[dict[str, Any]]:
     """Rows of `ERROR_FIELDS`, in percent: each table and kernel, then a level's rows together.
 
@@ -201,13 +214,17 @@ def evaluate_profile(
 
     Args:
         folder: of the profile.
-        checkpoints: folder that `fit_profile` wrote into.
+        checkpoints: folder that `fit_profile` wrote into; by default that of the package.
         split: "test" or "train".
+        device: refuse the profile of another one; None takes any.
 
     Raises:
         ValueError: no profile, or no checkpoint of it.
     """
-    profile = profile_rows.read_profile(folder)
+    if split not in ("train", "test"):
+        raise ValueError(f"The rows of a profile are train or test; got {split!r}.")
+    profile = _profile(folder, device)
+    checkpoints = checkpoints or checkpoint.shipped_folder()
     content = checkpoint.read(profile.name, profile.runtime, profile.dtype, folder=checkpoints)
     spec = checkpoint.device_spec(profile.name, checkpoints)
     found = []

@@ -196,7 +196,7 @@ def fit_attention(
     profile: Profile, spec: DeviceSpec, kernel: str | None = None, seed: int = 0
 ) -> tuple[dict[str, np.float32], int]:
     """Coefficients of both phases from train rows, defaults where there are none; rows in all."""
-    found, count = dict(attention.DEFAULT_COEFFICIENTS), 0
+    found, count = attention.DEFAULT_COEFFICIENTS | attention.TILING, 0
     for phase in attention.ATTENTION_PHASES:
         frame = attention_frame(profile, phase, kernel)
         train = frame if frame.empty else frame[frame["split"] == "train"]
@@ -205,7 +205,7 @@ def fit_attention(
         sizes = ("batch", "tokens", "n_heads", "n_kv_heads", "head_dim", "window_tokens",
                  "kv_bytes", "time_s")  # fmt: skip
         found |= attention_fit.fit_attention(
-            phase, spec.device, *data.columns(train, *sizes), seed=seed
+            phase, spec.device, *data.columns(train, *sizes), steps=1500, tiling=True, seed=seed
         )
         count += len(train)
     return {name: np.float32(v) for name, v in found.items()}, count

@@ -20,7 +20,8 @@ ORDER = [  # a module may import those before it, never those after it
     "arrays", "block_store", "system_store", "summary", "footprint", "data", "fit", "checkpoint",
     "evaluate", "block_recipes", "block_power", "block_evaluate", "recipes", "comparison",
     "ranking",
-    "systems", "system_rows", "system_recipes", "baseline_fits", "wattgpu_fits", "unseen",
+    "systems", "system_rows", "system_recipes", "system_job", "system_evaluate",
+    "baseline_fits", "wattgpu_fits", "unseen",
     "profile_rows", "profile_roofline", "profile_device", "profile_level1", "profile_level2",
     "profile_level3", "profile_fit",
     "quantities", "space", "lagrangian", "refinement", "optimise", "pareto", "sensitivity",
@@ -50,6 +51,7 @@ PANDAS = {
     "profile_level2",
     "profile_level3",
     "profile_rows",
+    "system_job",
 }
 
 
