@@ -11,6 +11,8 @@ from typing import Any
 
 import click
 
+from hymell_jax.readable import figure_text
+
 
 def print_json(content: Any) -> None:
     """Indented JSON on stdout; a number that is not finite is an error, never printed."""
@@ -78,7 +80,9 @@ def rate(per_second: float | None) -> str:
     """Steps a second, or seconds a step where they are slow."""
     if not per_second:
         return ""
-    return f"{per_second:.3g}/s" if per_second >= 1 else f"{1 / per_second:.3g} s each"
+    if per_second >= 1:
+        return f"{figure_text(per_second)}/s"
+    return f"{figure_text(1 / per_second)} s each"
 
 
 def width() -> int:

@@ -9,6 +9,7 @@ from collections.abc import Iterable, Sequence
 CHARACTER = 0.6  # of the font size, the mean width of a letter
 LINE = 1.25  # of the font size, the height of a line
 
+Point = tuple[float, float]
 Box = tuple[float, float, float, float]  # left, bottom, right, top
 
 
@@ -52,6 +53,23 @@ def spread(wanted: Sequence[float], gap: float, low: float, high: float) -> list
     return placed
 
 
+def _on_line(start: Point, end: Point, step: float = 3.0) -> list[Point]:
+    """Points from start to end, `step` apart."""
+    (x0, y0), (x1, y1) = start, end
+    count = max(int(math.hypot(x1 - x0, y1 - y0) / step), 1)
+    return [(x0 + (x1 - x0) * k / count, y0 + (y1 - y0) * k / count) for k in range(count + 1)]
+
+
+@dataclasses.dataclass(frozen=True)
+class Place:
+    """Where a label goes, and the nearest point of it that a hair line can end at."""
+
+    left: float
+    bottom: float
+    near: Point
+    apart: bool  # so far from its point that it needs the line
+
+
 @dataclasses.dataclass
 class LabelPlacer:
     """Finds free places for labels around points; all lengths in points of the figure."""
@@ -59,21 +77,19 @@ class LabelPlacer:
     area: Box
     font: float
     taken: list[Box] = dataclasses.field(default_factory=list)
+    labels: list[Box] = dataclasses.field(default_factory=list)
 
     def block(self, boxes: Iterable[Box]) -> None:
         """Keep labels off these boxes."""
         self.taken.extend(boxes)
 
-    def block_line(self, points: Sequence[tuple[float, float]], step: float = 4.0) -> None:
+    def block_line(self, points: Sequence[Point]) -> None:
         """Keep labels off a line through these points."""
-        for (x0, y0), (x1, y1) in zip(points, points[1:], strict=False):
-            count = max(int(math.hypot(x1 - x0, y1 - y0) / step), 1)
-            for k in range(count + 1):
-                x, y = x0 + (x1 - x0) * k / count, y0 + (y1 - y0) * k / count
-                self.taken.append((x - 1, y - 1, x + 1, y + 1))
+        for start, end in zip(points, points[1:], strict=False):
+            self.taken.extend((x - 1, y - 1, x + 1, y + 1) for x, y in _on_line(start, end))
 
-    def place(self, x: float, y: float, text: str) -> tuple[float, float] | None:
-        """Lower left corner of a free place near (x, y), which is then taken; None if none is."""
+    def place(self, x: float, y: float, text: str) -> Place | None:
+        """A free place near (x, y), which is then taken; None if there is none."""
         width, height = CHARACTER * self.font * len(text), LINE * self.font
         for distance in (6.0, 12.0, 20.0, 30.0, 42.0, 56.0):
             for angle in (0, 180, 40, -40, 140, -140, 90, -90, 65, -65, 115, -115):
@@ -81,10 +97,20 @@ class LabelPlacer:
                 left = x + dx - (width if dx < -1 else 0.0 if dx > 1 else width / 2)
                 bottom = y + dy - height / 2
                 box = (left, bottom, left + width, bottom + height)
-                if self._free(box):
+                near = (min(max(x, left), left + width), min(max(y, bottom), bottom + height))
+                line = _on_line((x, y), near)
+                if self._free(box) and not any(map(self._in_label, line)):
+                    apart = distance > 12.0
                     self.taken.append(box)
-                    return left, bottom
+                    self.labels.append(box)
+                    if apart:
+                        self.block_line([(x, y), near])
+                    return Place(left, bottom, near, apart)
         return None
+
+    def _in_label(self, point: Point) -> bool:
+        x, y = point
+        return any(a < x < c and b < y < d for a, b, c, d in self.labels)
 
     def _free(self, box: Box) -> bool:
         left, bottom, right, top = box

@@ -101,8 +101,8 @@ def roofline_plot(pair: Mapping[str, Any]) -> Plot:
         if p["share"] >= 0.01
     ]  # fmt: skip
     figure, axes = new_axes(
-        3.9, 0.62, 0.25, "Roofline: TFLOP/s over FLOP per byte",
-        f"{pair['model'][:30]} on {pair['device'][:24]}, one GPU",
+        4.2, 0.62, 0.25, "Roofline: TFLOP/s over FLOP per byte",
+        f"{pair['model'][:30]} on {pair['device'][:24]}, one GPU", ("decode", "prefill"),
     )  # fmt: skip
     axes.set_xscale("log")
     axes.set_yscale("log")
@@ -110,7 +110,7 @@ def roofline_plot(pair: Mapping[str, Any]) -> Plot:
     low_x, high_x = min(xs) / 2, max(*xs, roof["ridge_flops_per_byte"]) * 4
     low_y = min(min(ys) / 2, bandwidth * low_x)
     axes.set_xlim(low_x, high_x)
-    axes.set_ylim(low_y, peak * 2.5)
+    axes.set_ylim(low_y, peak * 5)
     for axis, limits in ((axes.xaxis, axes.get_xlim()), (axes.yaxis, axes.get_ylim())):
         ticks = log_ticks(*limits)
         log_axis(axis, ticks, [tick_text(t) for t in ticks])
@@ -124,18 +124,16 @@ def roofline_plot(pair: Mapping[str, Any]) -> Plot:
                   markersize=3.5 + 6 * share**0.5, alpha=0.85, markeredgewidth=0)  # fmt: skip
         px, py = axes.transData.transform((x, y))
         placer.block([(px - 4, py - 4, px + 4, py + 4)])
-    write_label(axes, placer, (peak / bandwidth * high_x) ** 0.5, peak,
-                 f"{tick_text(peak)} TFLOP/s", PALETTE["ink"])  # fmt: skip
+    axes.annotate(f"{figure_text(peak)} TFLOP/s", (high_x, peak), xytext=(-2, 4), ha="right",
+                  textcoords="offset points", size=FONT - 1, color=PALETTE["ink"])  # fmt: skip
+    px, py = axes.transData.transform((high_x, peak))
+    placer.block([(px - 8 * FONT, py, px, py + 1.6 * FONT)])
     middle = (low_x * low_x * peak / bandwidth) ** (1 / 3)
     write_label(axes, placer, middle, bandwidth * middle, f"{figure_text(bandwidth)} TB/s",
                  PALETTE["ink"])  # fmt: skip
-    seen = set()
     for x, y, phase, name, share in sorted(points, key=lambda p: -p[4]):
         if share >= 0.03:
-            text = name.replace("_", " ")
-            first = phase not in seen
-            seen.add(phase)
-            write_label(axes, placer, x, y, f"{phase}: {text}" if first else text, colors[phase])
+            write_label(axes, placer, x, y, name.replace("_", " "), colors[phase])
     x_label(axes, "FLOP per byte of memory traffic")
     said = "; ".join(
         f"{phase} {name.replace('_', ' ')} {figure_text(y)} TFLOP/s at {figure_text(x)} FLOP/byte"

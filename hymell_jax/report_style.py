@@ -139,17 +139,13 @@ def write_label(axes, placer: LabelPlacer, x: float, y: float, text: str, color:
     place = placer.place(px, py, text)
     if place is None:
         return
-    left, bottom = place
-    width = 0.6 * placer.font * len(text)
-    middle = bottom + 0.6 * placer.font
-    near = min(max(px, left), left + width)
-    if abs(near - px) + abs(middle - py) > 15:
+    if place.apart:
         axes.annotate(
-            "", (px, py), xytext=(near, middle), xycoords="figure points",
+            "", (px, py), xytext=place.near, xycoords="figure points",
             textcoords="figure points", arrowprops={"arrowstyle": "-", "color": PALETTE["muted"],
-                                                    "linewidth": 0.6, "shrinkA": 4, "shrinkB": 3},
+                                                    "linewidth": 0.6, "shrinkA": 0, "shrinkB": 3},
         )  # fmt: skip
     axes.annotate(
-        text, (left, bottom + 0.2 * placer.font), xycoords="figure points", size=placer.font,
-        color=color,
+        text, (place.left, place.bottom + 0.25 * placer.font), xycoords="figure points",
+        size=placer.font, color=color,
     )  # fmt: skip

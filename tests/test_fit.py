@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import json
-
 import numpy as np
 import pandas as pd
 import pytest
+from json_outputs import conforming
 
 from hymell_jax import checkpoint, data, devices, evaluate, fit, gemm, importers, recipes
 
@@ -141,7 +140,7 @@ def test_the_command_evaluates_the_shipped_fit_on_imported_rows(tmp_path, a100_r
              "--json"],
         )  # fmt: skip
         assert result.exit_code == 0, result.output
-        rows = json.loads(result.stdout)
+        rows = conforming("evaluate", result.stdout)
         whole = next(r for r in rows if r["regime"] == "all")
         assert whole["n"] == sum(r["n"] for r in rows) - whole["n"]
         assert 0 < whole["mape"] < limit

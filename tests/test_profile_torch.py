@@ -10,6 +10,7 @@ import types
 import pandas as pd
 import pytest
 from click.testing import CliRunner
+from json_outputs import conforming
 
 import hymell_jax
 from hymell_jax import cli, devices
@@ -142,7 +143,7 @@ def test_a_profile_from_the_command_line(tmp_path, tiny, monkeypatch):
         arguments = ["profile", "--out", str(out), "--name", "test-cpu", "--json"]
         done = CliRunner().invoke(cli.main, arguments)
         assert done.exit_code == 0, done.output
-    content = json.loads(done.stdout)
+    content = conforming("profile", done.stdout)
     assert content["rows"] == {"operators/gemm": 5, "systems/transformers": 2}
     reasons = sorted(content["not_measured"].values())
     assert "MemoryError: it needs about 1000000000.0 GB" in reasons[0]
@@ -207,6 +208,6 @@ def test_a_plan_is_listed_without_measuring(tmp_path):
     out = tmp_path / "none"
     done = CliRunner().invoke(cli.main, ["profile", "--dry-run", "--out", str(out), "--json"])
     assert done.exit_code == 0 and not out.exists()
-    tables = json.loads(done.stdout)["tables"]
+    tables = conforming("profile", done.stdout)["tables"]
     assert {t["table"] for t in tables} >= {"operators/gemm", "systems/transformers"}
     assert all(t["cases"] > t["test"] > 0 for t in tables)

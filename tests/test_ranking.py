@@ -6,6 +6,7 @@ import json
 
 import pytest
 from click.testing import CliRunner
+from json_outputs import conforming
 
 import hymell_jax as hj
 from hymell_jax import ranking
@@ -174,7 +175,7 @@ def test_the_command_prints_json_and_a_table():
     devices = ("--devices", "h200-sxm-141gb,l4-24gb", "--slo", "time_per_token_s=0.05")
     result = run(*devices, "--slo", "ttft_s=2", "--batch", "8", "--json")
     assert result.exit_code == 0, result.output
-    got = json.loads(result.stdout)
+    got = conforming("rank", result.stdout)
     assert got["slo"] == {"time_per_token_s": 0.05, "ttft_s": 2.0}
     assert got["pick"] == "h200-sxm-141gb"
     assert got["workload"]["batch_size"] == 8

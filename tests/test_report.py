@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import html.parser
 import itertools
-import json
 import re
 import sys
 from pathlib import Path
@@ -13,6 +12,7 @@ import chromium
 import numpy as np
 import pytest
 from click.testing import CliRunner
+from json_outputs import conforming
 
 import hymell_jax as hj
 from hymell_jax import report, report_labels, report_page, report_plots, report_svg
@@ -38,7 +38,7 @@ def written(tmp_path_factory) -> tuple[Path, dict]:
          "--plots", str(folder / "plots"), "--json"],
     )  # fmt: skip
     assert result.exit_code == 0, result.output
-    return folder, json.loads(result.stdout)
+    return folder, conforming("report", result.stdout)
 
 
 @pytest.fixture(scope="module")

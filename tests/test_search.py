@@ -10,6 +10,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 from click.testing import CliRunner
+from json_outputs import check, conforming
 
 import hymell_jax as hj
 from hymell_jax import optimise, pareto, quantities, space
@@ -110,6 +111,8 @@ def test_a_front_cannot_be_beaten_by_its_own_points(h100):
         (d["quantities"]["energy_per_token_j"], d["quantities"]["parameters"])
         for d in found["front"]
     ]
+    check("front", found)
+    assert len(found.to_frame()) == len(rows) + 1
     assert len(rows) >= 5
     assert rows == sorted(rows)
     assert [r[1] for r in rows] == sorted(r[1] for r in rows)  # more energy, more parameters
@@ -147,7 +150,7 @@ def test_the_command_prints_the_documented_json(tmp_path):
     limits = ("--at-least", "parameters=8e9", "--at-most", "latency_per_token_s=7.3e-3")
     result = run(str(path), *shared, *limits, "--json")
     assert result.exit_code == 0, result.output
-    got = json.loads(result.stdout)
+    got = conforming("search", result.stdout)
     assert got.keys() >= KEYS
     assert got["concrete"]["feasible"]
     shown = run(str(path), *shared, *limits)

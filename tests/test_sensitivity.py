@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import dataclasses
-import json
 
 import numpy as np
 import pytest
 from click.testing import CliRunner
+from json_outputs import conforming
 
 import hymell_jax as hj
 from hymell_jax import quantities, sensitivity
@@ -71,6 +71,21 @@ def test_experts_are_changed_where_there_are_experts(h100, work):
     assert "d_ff" not in {c["field"] for c in changes}  # no dense layers
 
 
+def test_steps_agree_with_the_gradient(h100):
+    arch = hj.preset("llama-3.1-8b").architecture
+    work = hj.workload(batch_size=8, prompt_tokens=1000, output_tokens=200)
+    fields, pairs = sensitivity.stepped(arch, work)
+    archs, works = (hj.stack(list(column)) for column in zip(*pairs, strict=True))
+    names = sensitivity.ELASTIC
+    rows = quantities.measure(h100, archs, works, names)
+    found = sensitivity.slopes_of_steps(fields, dict(zip(names, rows.T, strict=True)))
+    exact = sensitivity.elasticities(h100, arch, work)
+    assert set(found) == set(exact) - {"tensor_parallel"}
+    for field, slopes in found.items():
+        for name, slope in slopes.items():
+            assert slope == pytest.approx(exact[field][name], abs=0.02), (field, name)
+
+
 def test_the_command_explains():
     arguments = [
         "explain", "llama-3.1-8b", "--device", "h100-sxm-80gb",
@@ -78,7 +93,7 @@ def test_the_command_explains():
     ]  # fmt: skip
     result = CliRunner().invoke(main, [*arguments, "--json"])
     assert result.exit_code == 0, result.output
-    got = json.loads(result.stdout)
+    got = conforming("explain", result.stdout)
     assert got["target"]["cheapest"]["architecture"] == got["target"]["changes"][0]
     assert got["elasticities"]["d_ff"]["energy_per_token_j"] > 0
     part = got["parts"]["decode"]["ffn_up"]

@@ -14,6 +14,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 from click.testing import CliRunner
+from json_outputs import check
 
 import hymell_jax as hj
 from hymell_jax.cli import main
@@ -84,6 +85,7 @@ def swept(tmp_path_factory) -> Path:
     out = tmp_path_factory.mktemp("sweep") / "whole.parquet"
     done = []
     content = run_sweep(SPEC, out, lambda what, now, total: done.append((what, now, total)))
+    check("sweep", content)
     assert content["rows"] == content["computed"] == 5000
     assert done[-1] == ("rows", 5000, 5000)
     assert sorted(p.name for p in out.parent.iterdir()) == [
