@@ -1,4 +1,4 @@
-"""Numbers as people read them: plain notation, and times and energies in the unit that suits."""
+"""Numbers as people read them: plain notation, times and energies in the unit that suits."""
 
 from __future__ import annotations
 
@@ -44,3 +44,9 @@ def energy_text(value: float) -> str:
     if value >= 3600:
         return f"{figure_text(value / 3600)} Wh"
     return f"{figure_text(value)} J" if value >= 1 else f"{figure_text(value * 1e3)} mJ"
+
+
+def file_stem(*words: str) -> str:
+    """Words, 60 characters of each, as a file name of letters, digits, dots and dashes."""
+    text = "-".join(word[:60] for word in words).lower()
+    return "".join(c if c.isalnum() or c in ".-" else "-" for c in text).strip(".-")

@@ -21,6 +21,7 @@ from hymell_jax.gemm import peak_rate
 from hymell_jax.hf import HFModel
 from hymell_jax.model import CostModel, Prediction
 from hymell_jax.pareto import non_dominated
+from hymell_jax.readable import file_stem
 from hymell_jax.types import Architecture, Workload, workload
 from hymell_jax.version import __version__
 
@@ -120,9 +121,10 @@ def _check_names(hfs: Sequence[str], specs: Sequence[str]) -> None:
     if not hfs or not specs:
         raise ValueError("A report needs at least one model and one device.")
     for what, names in (("model", hfs), ("device", specs)):
-        twice = sorted({name for name in names if names.count(name) > 1})
+        stems = [file_stem(name) for name in names]  # files and links are named after them
+        twice = [name for name, stem in zip(names, stems, strict=True) if stems.count(stem) > 1]
         if twice:
-            raise ValueError(f"The {what} {twice[0]} is given twice.")
+            raise ValueError(f"The {what} {twice[-1]} is given twice.")
     if len(hfs) * len(specs) > LARGEST_PAIRS:
         raise ValueError(
             f"A report holds at most {LARGEST_PAIRS} pairs of model and device; got {len(hfs)} "

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from hymell_jax.readable import count_text, figure_text, tick_text
+from hymell_jax.readable import count_text, figure_text, file_stem, tick_text
 from hymell_jax.report_labels import log_ticks, short_names
 from hymell_jax.report_style import (
     FONT,
@@ -14,7 +14,6 @@ from hymell_jax.report_style import (
     Plot,
     count_axis,
     end_labels,
-    file_stem,
     label_placer,
     log_axis,
     new_axes,
@@ -48,12 +47,13 @@ def curve_plot(content, pairs, curve: str, quantity: str, title: str, kind: str)
     model = pairs[0]["model"]
     names = short_names([p["device"] for p in pairs])
     right = 0.2 + 0.092 * max(map(len, names.values()))
-    figure, axes = new_axes(
-        3.3, 0.62, right, f"{title}, {unit}", _context_line(content, model, curve)
-    )
+    height = 3.3 + 0.19 * max(len(pairs) - 7, 0)  # room for a label a line
+    below = _context_line(content, model, curve)
+    figure, axes = new_axes(height, 0.62, right, f"{title}, {unit}", below)
     axes.set_yscale("log")
     said, ends, limits = [], [], []
-    for index, p in enumerate(pairs):
+    places = [content["devices"].index(p["device"]) for p in pairs]
+    for index, p in zip(places, pairs, strict=True):
         c = p["curves"][curve]
         sizes, band = c["at"], c[quantity]
         shown = {k: [v * factor for v in band[k]] for k in band if band[k] is not None}
@@ -74,7 +74,7 @@ def curve_plot(content, pairs, curve: str, quantity: str, title: str, kind: str)
     log_axis(axes.yaxis, ticks, [tick_text(t) for t in ticks])
     count_axis(axes, sizes)
     x_label(axes, _SIZES[curve])
-    end_labels(axes, ends, list(names.values()))
+    end_labels(axes, ends, list(names.values()), places)
     return Plot(
         file_stem(model, quantity.rpartition("_")[0], "over", curve),
         title, f"{'; '.join(said)}.", figure,

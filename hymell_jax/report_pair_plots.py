@@ -5,7 +5,14 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from hymell_jax.readable import count_text, energy_text, figure_text, tick_text, time_text
+from hymell_jax.readable import (
+    count_text,
+    energy_text,
+    figure_text,
+    file_stem,
+    tick_text,
+    time_text,
+)
 from hymell_jax.report_labels import log_ticks
 from hymell_jax.report_style import (
     FONT,
@@ -13,7 +20,6 @@ from hymell_jax.report_style import (
     PALETTE,
     SMALL,
     Plot,
-    file_stem,
     label_placer,
     log_axis,
     new_axes,

@@ -23,7 +23,7 @@ def plots_of(content: Mapping[str, Any], progress: Progress | None = None) -> di
         ValueError: matplotlib is not installed.
     """
     try:
-        import matplotlib  # noqa: F401
+        import matplotlib
     except ImportError:
         raise ValueError(
             "A report needs matplotlib: install it, or hymell-jax with its extra `plot`."
@@ -36,11 +36,15 @@ def plots_of(content: Mapping[str, Any], progress: Progress | None = None) -> di
         if progress is not None:
             progress("figures", len(found), total)
 
-    for model in content["models"]:
-        pairs = [p for p in content["pairs"] if p["model"] == model]
-        add(model, [curve_plot(content, pairs, *c) for c in CURVES] + [front_plot(content, model)])
-    for p in content["pairs"]:
-        maps = [map_plot(p, "decode"), map_plot(p, "prefill")]
-        bars = [parts_plot(p, "decode"), parts_plot(p, "prefill")]
-        add(f"{p['model']} on {p['device']}", [*bars, roofline_plot(p), *maps, slopes_plot(p)])
+    with matplotlib.rc_context():
+        matplotlib.rcdefaults()  # whatever the reader has set for figures of their own
+        matplotlib.rcParams["text.parse_math"] = False  # a name may hold a dollar
+        for model in content["models"]:
+            pairs = [p for p in content["pairs"] if p["model"] == model]
+            curves = [curve_plot(content, pairs, *c) for c in CURVES]
+            add(model, [*curves, front_plot(content, model)])
+        for p in content["pairs"]:
+            maps = [map_plot(p, "decode"), map_plot(p, "prefill")]
+            bars = [parts_plot(p, "decode"), parts_plot(p, "prefill")]
+            add(f"{p['model']} on {p['device']}", [*bars, roofline_plot(p), *maps, slopes_plot(p)])
     return found

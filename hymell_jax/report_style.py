@@ -59,12 +59,6 @@ def unit_of(kind: str, values: Sequence[float]) -> tuple[float, str]:
     return next((f, name) for f, name, most in UNITS[kind] if middle * f <= most)
 
 
-def file_stem(*words: str) -> str:
-    """Words as a file name of letters, digits, dots and dashes."""
-    kept = (c if c.isalnum() or c in ".-" else "-" for c in "-".join(words).lower())
-    return "".join(kept).strip(".-")[:150]
-
-
 def new_axes(height_in: float, left: float, right: float, title: str, below: str, legend=()):
     """A figure and its axes; margins in inches, `legend` the names of the first series."""
     from matplotlib.backends.backend_agg import FigureCanvasAgg
@@ -80,7 +74,7 @@ def new_axes(height_in: float, left: float, right: float, title: str, below: str
     axes = figure.add_axes(box, facecolor=PALETTE["surface"])
     at = 0.08 / WIDTH_IN
     figure.text(at, 1 - 0.22 / height_in, title, size=FONT, weight="bold", color=PALETTE["ink"])
-    figure.text(at, 1 - 0.42 / height_in, below[:64], size=SMALL, color=PALETTE["muted"])
+    figure.text(at, 1 - 0.42 / height_in, below[:56], size=SMALL, color=PALETTE["muted"])
     for index, name in enumerate(legend):
         place = (at + 0.36 * index, 1 - 0.66 / height_in)
         figure.text(*place, name, size=FONT, weight="bold", color=series(index))
@@ -96,15 +90,18 @@ def new_axes(height_in: float, left: float, right: float, title: str, below: str
 
 
 def x_label(axes, text: str) -> None:
+    """Name the x axis."""
     axes.set_xlabel(text, size=FONT, color=PALETTE["muted"])
 
 
 def log_axis(axis, ticks: Sequence[float], texts: Sequence[str]) -> None:
+    """Ticks of one axis, none between them."""
     axis.set_ticks(list(ticks), labels=list(texts))
     axis.set_ticks([], minor=True)
 
 
 def series(index: int) -> str:
+    """Colour of the series at a place."""
     return PALETTE[f"series-{index % MANY_LINES + 1}"]
 
 
@@ -115,13 +112,14 @@ def count_axis(axes, sizes: Sequence[float]) -> None:
     log_axis(axes.xaxis, shown, [count_text(s) for s in shown])
 
 
-def end_labels(axes, ends: Sequence[float], names: Sequence[str]) -> None:
-    """Names right of the axes at the heights of the last values, apart from each other."""
+def end_labels(axes, ends: Sequence[float], names: Sequence[str], places: Sequence[int]) -> None:
+    """Names of series right of the axes, at the heights of their last values but apart."""
     height = axes.bbox.height
     wanted = [axes.transAxes.inverted().transform(axes.transData.transform((1, v)))[1]
               for v in ends]  # fmt: skip
     gap = LINE_GAP / height
-    for index, (name, y) in enumerate(zip(names, spread(wanted, gap, 0.02, 0.98), strict=True)):
+    heights = spread(wanted, gap, 0.02, 0.98)
+    for index, name, y in zip(places, names, heights, strict=True):
         axes.annotate(
             name, (1.0, y), xycoords="axes fraction", xytext=(7, 0), textcoords="offset points",
             va="center", size=FONT, color=series(index), annotation_clip=False,
@@ -129,6 +127,7 @@ def end_labels(axes, ends: Sequence[float], names: Sequence[str]) -> None:
 
 
 def label_placer(axes) -> LabelPlacer:
+    """For labels inside these axes."""
     box = axes.bbox
     return LabelPlacer((box.x0 + 2, box.y0 + 2, box.x1 + 2, box.y1 - 1), FONT - 1)
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import html.parser
 import itertools
 import re
@@ -200,6 +201,21 @@ def test_letters_stand_out_from_what_is_behind_them(place):
 def test_the_same_numbers_give_the_same_page(page, written):
     content = {k: v for k, v in written[1].items() if k not in ("out", "plots")}
     assert report_page.page_of(content, report_plots.plots_of(content)) == page
+
+
+def test_any_name_is_shown_as_it_is(tmp_path):
+    config = {
+        "model_type": "llama", "hidden_size": 512, "intermediate_size": 1024, "vocab_size": 1000,
+        "num_hidden_layers": 2, "num_attention_heads": 8,
+    }  # fmt: skip
+    name = "a$b$ <script>alert(1)</script> & ü"
+    described = report.report([dataclasses.replace(hj.read_hf(config), name=name)], DEVICES[:1])
+    page = report_page.page_of(described, report_plots.plots_of(described))
+    reader = _Reader(page)
+    assert name in "".join(reader.text)
+    assert "script" not in {tag for tag, _ in reader.tags}
+    ids = [a["id"] for _, a in reader.tags if "id" in a]
+    assert len(ids) == len(set(ids)) and not any(" " in i or "<" in i for i in ids)
 
 
 # Figures -----------------------------------------------------------------------------------------
