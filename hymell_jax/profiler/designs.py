@@ -183,6 +183,7 @@ def feed_forward(scale: Scale, draw: random.Random) -> list[Case]:
         for plain in [catalogue.MODELS[n]["model_type"] in ("gpt2", "gpt_neox", "opt")]
     }
     for index, width in enumerate(widths(draw, scale.shapes // 4, 128, 4096)):
+        width += width % 2  # the library builds no layer of an odd width
         d_ff = round(width * draw.choice((1.5, 2.0, 8 / 3, 3.5, 4.0)) / 8) * 8
         own.add((width, d_ff, 2 + index % 2))
     for width, d_ff, matrices in sorted(own):
