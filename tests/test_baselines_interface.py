@@ -284,21 +284,9 @@ def test_fit_recovers_efficiencies_from_predicted_times():
     fitted = fit_logs(method.predict, archs, works, H100, method.default_coefficients(), measured)
     for name, value in truth.items():
         assert float(fitted[name]) == pytest.approx(float(value), abs=0.02), name
-    with pytest.raises(ValueError, match="does not give prefill_energy_j"):
-        fit_logs(
-            method.predict,
-            archs,
-            works,
-            H100,
-            method.default_coefficients(),
-            {"prefill_energy_j": np.ones(len(cases))},
-        )
-    with pytest.raises(ValueError, match="finite positive"):
-        fit_logs(
-            method.predict,
-            archs,
-            works,
-            H100,
-            method.default_coefficients(),
-            {"prefill_time_s": np.zeros(len(cases))},
-        )
+    for wrong, problem in (
+        ({"prefill_energy_j": np.ones(len(cases))}, "does not give prefill_energy_j"),
+        ({"prefill_time_s": np.zeros(len(cases))}, "finite positive"),
+    ):
+        with pytest.raises(ValueError, match=problem):
+            fit_logs(method.predict, archs, works, H100, method.default_coefficients(), wrong)

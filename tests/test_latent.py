@@ -6,8 +6,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from level1_checks import assert_gradient_is_the_finite_difference, assert_no_correction
 from round_numbers import DEVICE
-from untrained import assert_no_correction
 
 from hymell_jax import latent
 
@@ -84,17 +84,9 @@ def test_shares_sum_to_one_and_excess_only_adds(phase):
 @pytest.mark.parametrize("phase", PHASES)
 def test_the_gradient_is_the_finite_difference(phase):
     base = dict(batch=5.0, tokens=300.0, n_heads=16.0)
-    with jax.enable_x64(True):
-
-        def run(step, name):
-            sizes = {n: jnp.asarray(v, jnp.float64) for n, v in base.items()}
-            sizes[name] = sizes[name] * jnp.exp(step)
-            return jnp.log(seconds(phase, C, *sizes.values()))
-
-        for name in base:
-            numeric = (run(1e-5, name) - run(-1e-5, name)) / 2e-5
-            slope = jax.grad(run)(jnp.asarray(0.0, jnp.float64), name)
-            np.testing.assert_allclose(slope, numeric, rtol=1e-6, err_msg=name)
+    assert_gradient_is_the_finite_difference(
+        lambda **values: seconds(phase, C, *values.values()), base, base, rtol=1e-6
+    )
 
 
 def test_float32_holds_at_a_million_tokens():

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from level1_checks import assert_gradient_is_the_finite_difference, assert_no_correction
 from round_numbers import DEVICE
-from untrained import assert_no_correction
 
 from hymell_jax import linear
 
@@ -91,17 +90,9 @@ def test_time_is_at_least_the_memory_bound_and_shares_sum_to_one(kernel):
 def test_the_gradient_is_the_finite_difference(kernel):
     c = {**C, "wave_quantisation": -40.0}  # a hard step has no slope to compare with
     base = dict(batch=50.0, seq_len=300.0, k_heads=4.0, v_heads=8.0, k_dim=128.0, v_dim=128.0)
-    with jax.enable_x64(True):
-
-        def run(step, name):
-            sizes = {n: jnp.asarray(v, jnp.float64) for n, v in base.items()}
-            sizes[name] = sizes[name] * jnp.exp(step)
-            return jnp.log(seconds(kernel, c, *sizes.values()))
-
-        for name in base:
-            numeric = (run(1e-5, name) - run(-1e-5, name)) / 2e-5
-            slope = jax.grad(run)(jnp.asarray(0.0, jnp.float64), name)
-            np.testing.assert_allclose(slope, numeric, rtol=1e-5, atol=1e-9, err_msg=name)
+    assert_gradient_is_the_finite_difference(
+        lambda **values: seconds(kernel, c, *values.values()), base, base, rtol=1e-5, atol=1e-9
+    )
 
 
 def test_features_are_named_and_finite_and_start_from_level_one():

@@ -6,8 +6,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from level1_checks import assert_gradient_is_the_finite_difference, assert_no_correction
 from round_numbers import DEVICE
-from untrained import assert_no_correction
 
 from hymell_jax import moe
 
@@ -148,18 +148,9 @@ def test_jit_vmap_and_batches_agree():
 def test_the_gradient_is_the_finite_difference_in_every_size():
     sizes = dict(tokens=700.0, **LAYER, tensor_parallel=2.0, expert_parallel=4.0, exponent=1.15)
     names = ("tokens", "d_model", "d_expert", "n_experts", "top_k", "tensor_parallel", "exponent")
-    with jax.enable_x64(True):
-
-        def run(step, name):
-            values = {n: jnp.asarray(v, jnp.float64) for n, v in sizes.items()}
-            values[name] = values[name] * jnp.exp(step)
-            return jnp.log(moe.moe_time_s(C, DEVICE, **values)[0])
-
-        for name in names:
-            h = 1e-5
-            numeric = (run(h, name) - run(-h, name)) / (2 * h)
-            slope = jax.grad(run)(jnp.asarray(0.0, jnp.float64), name)
-            np.testing.assert_allclose(slope, numeric, rtol=1e-4, atol=1e-8, err_msg=name)
+    assert_gradient_is_the_finite_difference(
+        lambda **values: moe.moe_time_s(C, DEVICE, **values)[0], sizes, names, rtol=1e-4, atol=1e-8
+    )
 
 
 def test_gradients_are_finite_at_the_corners():
