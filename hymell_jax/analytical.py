@@ -169,7 +169,7 @@ def _add_products(table, coefficients, device, arch, work, rows, structure) -> N
     m, n, k, weight_bytes, input_bytes, groups = shapes
     flops = groups * gemm.floating_operations(m, n, k)
     moved = groups * (n * k * weight_bytes + m * k * input_bytes + m * n * work.activation_bytes)
-    cached = flops * 0.5 * (input_bytes / 256.0 + weight_bytes / 128.0)
+    cached = flops * gemm.cached_bytes_per_flop(weight_bytes, input_bytes)
     for column, index in enumerate(keep):
         table.add(
             MATRIX_PARTS[index],
@@ -224,26 +224,6 @@ def _add_streams(table, coefficients, device, arch, work, rows) -> None:
         )
 
 
-def _attention_widths(arch: Architecture, work: Workload, absorbed: bool):
-    """Heads, KV heads and widths of keys and values of the attention core on one GPU.
-
-    Latent attention runs as ordinary heads in prefill, and in decode as one shared KV head of
-    kv_lora_rank + rope_head_dim whose values are the first kv_lora_rank elements of its keys.
-    """
-    heads = arch.n_heads / work.tensor_parallel
-    kv_heads = jnp.maximum(arch.n_kv_heads / work.tensor_parallel, 1.0)
-    if not absorbed:
-        return heads, kv_heads, arch.head_dim, arch.value_head_dim
-    latent = arch.latent_attention
-    plain = 1.0 - latent
-    return (
-        heads,
-        kv_heads * plain + latent,
-        arch.head_dim * plain + (arch.kv_lora_rank + arch.rope_head_dim) * latent,
-        arch.value_head_dim * plain + arch.kv_lora_rank * latent,
-    )
-
-
 _GAUSS_POINTS, _GAUSS_WEIGHTS = np.polynomial.legendre.leggauss(3)
 
 
@@ -256,7 +236,7 @@ def _attention_phase(
         windows: [n_kinds], 0 for full attention.
         trained: blocks by name.
     """
-    heads, kv_heads, key_width, value_width = _attention_widths(arch, work, absorbed)
+    heads, kv_heads, key_width, value_width = operators.attention_shape(arch, work, absorbed)
     batch, kv_bytes = work.batch_size, work.kv_bytes
     phase = "decode" if decode else "prefill"
     run, block = attention.ATTENTION_TIME_S[phase], trained.get(f"attention_{phase}")

@@ -16,7 +16,18 @@ import jax.numpy as jnp
 import numpy as np
 import pandas as pd
 
-from hymell_jax import attention, block_recipes, blocks, data, devices, fit, linear, moe, power
+from hymell_jax import (
+    attention,
+    block_recipes,
+    blocks,
+    data,
+    devices,
+    fit,
+    gemm,
+    linear,
+    moe,
+    power,
+)
 from hymell_jax.fit import Progress
 from hymell_jax.types import DTYPES, Device
 
@@ -63,7 +74,7 @@ def _expert_work(
     weights = load.touched * n_matrices * d_model * width * weight_bytes
     inputs = load.rows * (d_model + width) * weight_bytes
     outputs = load.rows * ((n_matrices - 1.0) * width + d_model) * moe.ACTIVATION_BYTES
-    cached = flops * 0.5 * weight_bytes * (1.0 / 256.0 + 1.0 / 128.0)
+    cached = flops * gemm.cached_bytes_per_flop(weight_bytes, weight_bytes)
     return flops, weights + inputs + outputs, cached, 2.0 - weight_bytes
 
 
@@ -99,7 +110,7 @@ def _product_work(frame: pd.DataFrame, element: float):
     m, n, k = (frame[name].to_numpy(np.float64) for name in "mnk")
     flops = 2.0 * m * n * k
     moved = (n * k + m * k) * element + m * n * 2.0
-    cached = flops * 0.5 * element * (1.0 / 256.0 + 1.0 / 128.0)
+    cached = flops * gemm.cached_bytes_per_flop(element, element)
     return flops, moved, cached, np.full(len(frame), 2.0 - element)
 
 

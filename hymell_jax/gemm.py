@@ -155,6 +155,15 @@ def floating_operations(m: jax.Array, n: jax.Array, k: jax.Array) -> jax.Array:
     return 2.0 * m * n * k
 
 
+def cached_bytes_per_flop(weight_bytes, input_bytes):
+    """Bytes through L2 for a FLOP of a product in tiles of 128 rows by 256 columns.
+
+    A tile takes 2 x 128 x 256 FLOPs from 128 elements of the input and 256 weights for every step
+    along k.
+    """
+    return 0.5 * (input_bytes / 256.0 + weight_bytes / 128.0)
+
+
 def peak_rate(device: Device, element_bytes: jax.Array) -> jax.Array:
     """FLOP/s of the matrix units: the bf16 rate at two bytes an element, the fp8 rate at one.
 

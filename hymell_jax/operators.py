@@ -226,6 +226,32 @@ def stream_operators(arch: Architecture, work: Workload, rows: jax.Array) -> Str
     )
 
 
+def attention_shape(
+    arch: Architecture, work: Workload, absorbed: bool
+) -> tuple[jax.Array, jax.Array, jax.Array, jax.Array]:
+    """Heads, KV heads and widths of keys and values of the attention core on one GPU.
+
+    Latent attention runs as ordinary heads in prefill, and in decode as one shared KV head of
+    kv_lora_rank + rope_head_dim whose values are the first kv_lora_rank elements of its keys
+    (DeepSeek-V2, arXiv 2405.04434).
+
+    Args:
+        absorbed: whether latent attention, where there is any, is that of decode.
+    """
+    heads = arch.n_heads / work.tensor_parallel
+    kv_heads = jnp.maximum(arch.n_kv_heads / work.tensor_parallel, 1.0)
+    if not absorbed:
+        return heads, kv_heads, arch.head_dim, arch.value_head_dim
+    latent = arch.latent_attention
+    plain = 1.0 - latent
+    return (
+        heads,
+        kv_heads * plain + latent,
+        arch.head_dim * plain + (arch.kv_lora_rank + arch.rope_head_dim) * latent,
+        arch.value_head_dim * plain + arch.kv_lora_rank * latent,
+    )
+
+
 def expert_products(arch: Architecture, work: Workload, rows: jax.Array) -> ExpertProducts:
     """Routed experts of one mixture layer over `rows` token rows.
 

@@ -29,13 +29,12 @@ import numpy as np
 from hymell_jax import operators
 from hymell_jax.baselines.counting import (
     COUNT_PARTS,
-    attention_shape,
     mean_context_tokens,
     pass_counts,
     peak_flops_per_s,
     rows,
 )
-from hymell_jax.baselines.interface import Method, exp, predict_from_passes
+from hymell_jax.baselines.interface import TIMES, Method, exp, predict_from_passes
 from hymell_jax.smooth import smooth_maximum
 from hymell_jax.types import Architecture, Device, Workload
 
@@ -129,11 +128,7 @@ def _stream_cycles(memory_bytes, device: Device, coefficients: dict[str, Any]) -
 
 
 def pass_time_s(
-    arch: Architecture,
-    work: Workload,
-    device: Device,
-    coefficients: dict[str, Any],
-    phase: str,
+    arch: Architecture, work: Workload, device: Device, coefficients: dict[str, Any], phase: str
 ) -> jax.Array:
     """Seconds of one pass: all kernels in sequence, over the boost clock."""
     counts = pass_counts(arch, work, phase)
@@ -150,7 +145,9 @@ def pass_time_s(
     cycles = cycles + jnp.sum(
         counts.kernels[streams] * _stream_cycles(per_kernel[streams], device, coefficients)
     )
-    heads, kv_heads, key_width, value_width = attention_shape(arch, work, phase)
+    heads, kv_heads, key_width, value_width = operators.attention_shape(
+        arch, work, phase == "decode"
+    )
     for part in ("attention", "window_attention"):
         i = COUNT_PARTS.index(part)
         # one product of the same FLOPs: queries x width, reduced over the keys they attend to
@@ -207,7 +204,7 @@ METHOD = Method(
         "of AMALI, not of this reduction, on A100: kernels 23.59 %, GEMM 17.84 %, Llama3-8B "
         "prefill 15.56 % and decode 34.90 %"
     ),
-    gives=("prefill_time_s", "decode_time_per_token_s"),
+    gives=TIMES,
     forms={"default": (predict, default_coefficients)},
     default_note="published launch slope of A100; launch constant and L2 rate chosen here",
 )

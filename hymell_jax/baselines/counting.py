@@ -60,29 +60,11 @@ def rows(work: Workload, phase: str) -> jax.Array:
     return work.batch_size * (work.prompt_tokens if phase == "prefill" else 1.0)
 
 
-def attention_shape(arch: Architecture, work: Workload, phase: str):
-    """Heads, KV heads, key and value width on one GPU; latent attention decodes absorbed.
-
-    In a decode step latent attention has one shared KV head of kv_lora_rank + rope_head_dim, whose
-    values are part of its keys (DeepSeek-V2, arXiv 2405.04434).
-    """
-    heads = arch.n_heads / work.tensor_parallel
-    kv_heads = jnp.maximum(arch.n_kv_heads / work.tensor_parallel, 1.0)
-    if phase == "prefill":
-        return heads, kv_heads, arch.head_dim, arch.value_head_dim
-    latent = arch.latent_attention
-    plain = 1.0 - latent
-    return (
-        heads,
-        kv_heads * plain + latent,
-        arch.head_dim * plain + (arch.kv_lora_rank + arch.rope_head_dim) * latent,
-        arch.value_head_dim * plain + arch.kv_lora_rank * latent,
-    )
-
-
 def _attention_rows(arch: Architecture, work: Workload, phase: str, fused) -> list[list]:
     """[flops, weight, cache, activation bytes, kernels] of full, windowed and linear attention."""
-    heads, kv_heads, key_width, value_width = attention_shape(arch, work, phase)
+    heads, kv_heads, key_width, value_width = operators.attention_shape(
+        arch, work, phase == "decode"
+    )
     layers = operators.layer_counts(arch)
     batch, width = work.batch_size, key_width + value_width
     # absorbed latent attention reads its shared keys once: the values are part of them

@@ -24,6 +24,8 @@ QUANTITIES = (
 )
 """What a method can give, in the order of `MethodPrediction.available`."""
 
+TIMES = QUANTITIES[:2]
+
 
 @jax.tree_util.register_dataclass
 @dataclasses.dataclass(frozen=True, kw_only=True)

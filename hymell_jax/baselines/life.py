@@ -24,12 +24,11 @@ import numpy as np
 from hymell_jax import operators
 from hymell_jax.baselines.counting import (
     COUNT_PARTS,
-    attention_shape,
     mean_context_tokens,
     pass_counts,
     peak_flops_per_s,
 )
-from hymell_jax.baselines.interface import Method, MethodPrediction, exp, prediction
+from hymell_jax.baselines.interface import TIMES, Method, MethodPrediction, exp, prediction
 from hymell_jax.types import Architecture, Device, Workload
 
 DISPATCHES_PER_LAYER = 19.0
@@ -80,7 +79,7 @@ def totals(
     """Operations and bytes of one pass on one GPU."""
     counts = pass_counts(arch, work, phase, fused_attention)
     # LIFE subtracts one operation per element that a batched product returns
-    heads, _, _, value_width = attention_shape(arch, work, phase)
+    heads, _, _, value_width = operators.attention_shape(arch, work, phase == "decode")
     layers = operators.layer_counts(arch)
     if phase == "prefill":
         queries, keys = work.prompt_tokens, 0.5 * (work.prompt_tokens + 1.0)
@@ -93,11 +92,7 @@ def totals(
 
 
 def pass_times_s(
-    arch: Architecture,
-    work: Workload,
-    device: Device,
-    coefficients: dict[str, Any],
-    phase: str,
+    arch: Architecture, work: Workload, device: Device, coefficients: dict[str, Any], phase: str
 ) -> tuple[jax.Array, jax.Array]:
     """(t_c, t_m) of one pass [s], dispatches included in both."""
     operations, moved = totals(arch, work, phase, coefficients["fused_attention"])
@@ -131,7 +126,7 @@ METHOD = Method(
         "V100 decode 32.6/30.3/26.7 tokens/s at em = 50 % against 40.0/36.9/32.1 measured; CPU "
         "decode off by up to 3.6 times; no mean error is stated"
     ),
-    gives=("prefill_time_s", "decode_time_per_token_s"),
+    gives=TIMES,
     forms={"default": (predict, default_coefficients)},
     default_note="ec = em = 50 % as the paper's V100 row, 5 us a dispatch: a choice before a fit",
 )

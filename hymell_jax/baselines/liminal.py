@@ -18,7 +18,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from hymell_jax.baselines.counting import pass_counts
-from hymell_jax.baselines.interface import Method, exp, predict_from_passes
+from hymell_jax.baselines.interface import TIMES, Method, exp, predict_from_passes
 from hymell_jax.baselines.roofline import operator_times_s
 from hymell_jax.types import Architecture, Device, Workload
 
@@ -33,11 +33,7 @@ def default_coefficients() -> dict[str, np.ndarray]:
 
 
 def pass_time_s(
-    arch: Architecture,
-    work: Workload,
-    device: Device,
-    coefficients: dict[str, Any],
-    phase: str,
+    arch: Architecture, work: Workload, device: Device, coefficients: dict[str, Any], phase: str
 ) -> jax.Array:
     """Seconds of one pass: the larger of its total bounds, plus the exposed latency."""
     counts = pass_counts(arch, work, phase)
@@ -61,7 +57,7 @@ METHOD = Method(
     ),
     leaves_out=("kernels one by one", "pipelines", "memory capacity", "energy"),
     published_accuracy="7.6 % mean absolute error of decode, on 8 x H100 with a fitted latency",
-    gives=("prefill_time_s", "decode_time_per_token_s"),
+    gives=TIMES,
     forms={"default": (predict, default_coefficients)},
     default_note="full data-sheet rates, 5 us a layer: a choice before a fit",
 )

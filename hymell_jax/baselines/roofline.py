@@ -17,7 +17,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from hymell_jax.baselines.counting import PassCounts, pass_counts, peak_flops_per_s
-from hymell_jax.baselines.interface import Method, exp, predict_from_passes
+from hymell_jax.baselines.interface import TIMES, Method, exp, predict_from_passes
 from hymell_jax.types import Architecture, Device, Workload
 
 
@@ -50,11 +50,7 @@ def operator_times_s(
 
 
 def pass_time_s(
-    arch: Architecture,
-    work: Workload,
-    device: Device,
-    coefficients: dict[str, Any],
-    phase: str,
+    arch: Architecture, work: Workload, device: Device, coefficients: dict[str, Any], phase: str
 ) -> jax.Array:
     """Seconds of one pass, "prefill" or "decode": the sum of each operator's larger bound."""
     counts = pass_counts(arch, work, phase)
@@ -79,7 +75,7 @@ METHOD = Method(
         "GenZ: 1.43 % geometric mean on its own runs, 5.82 % on third-party ones, with "
         "efficiencies per platform; the plain form is a lower bound"
     ),
-    gives=("prefill_time_s", "decode_time_per_token_s"),
+    gives=TIMES,
     forms={
         "plain": (predict, plain_coefficients),
         "efficient": (predict, efficient_coefficients),
