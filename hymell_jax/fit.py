@@ -17,6 +17,7 @@ import numpy as np
 import optax
 
 from hymell_jax import gemm, power
+from hymell_jax.robust_fit import fit_piecewise
 from hymell_jax.types import Device
 
 Progress = Callable[[str, int, int], None]
@@ -157,7 +158,7 @@ def gemm_log_power(c, device, m, n, k, time_s, element_bytes) -> jax.Array:
     """ln watts [n_rows] of measured products, from their measured seconds."""
     flops = gemm.floating_operations(m, n, k)
     moved = n * k * element_bytes + m * k * element_bytes + m * n * 2.0
-    cached = flops * 0.5 * element_bytes * (1.0 / 256.0 + 1.0 / 128.0)
+    cached = flops * gemm.cached_bytes_per_flop(element_bytes, element_bytes)
     fp8 = max(2.0 - element_bytes, 0.0)
     run = jax.vmap(functools.partial(power.board_power_w, c, device, fp8_share=fp8))
     return jnp.log(run(flops / time_s, moved / time_s, cached / time_s))
@@ -197,27 +198,6 @@ def fit_power(
     )
 
 
-def fit_published_linear(terms: np.ndarray, y: np.ndarray, regime: np.ndarray) -> np.ndarray:
-    """Coefficients [n_regimes, n_terms] by least squares weighted with 1/y, float64.
-
-    Columns are scaled to unit norm first: unscaled, the matrix has a condition number near 1e17.
-    A regime without rows gets zeros.
-    """
-    terms, y = np.asarray(terms, np.float64), np.asarray(y, np.float64)
-    n_regimes = int(regime.max()) + 1 if len(regime) else 0
-    fitted = np.zeros((n_regimes, terms.shape[1]))
-    for index in range(n_regimes):
-        here = regime == index
-        if not here.any():
-            continue
-        weighted = terms[here] / y[here, None]
-        scale = np.linalg.norm(weighted, axis=0)
-        scale[scale == 0] = 1.0
-        solution, *_ = np.linalg.lstsq(weighted / scale, np.ones(here.sum()), rcond=None)
-        fitted[index] = solution / scale
-    return fitted
-
-
 def fit_published_gemm(
     m: np.ndarray, n: np.ndarray, k: np.ndarray, y: np.ndarray, element_bytes: float = 2.0
 ) -> np.ndarray:
@@ -226,5 +206,4 @@ def fit_published_gemm(
     with jax.enable_x64(True):
         terms = np.asarray(gemm.published_terms(*map(jnp.asarray, (m, n, k)), element_bytes))
     regime = gemm.published_regime(m, n, k, element_bytes)
-    fitted = fit_published_linear(terms, y, regime)
-    return np.vstack([fitted, np.zeros((len(gemm.REGIMES) - len(fitted), fitted.shape[1]))])
+    return fit_piecewise(terms, y, regime, len(gemm.REGIMES))

@@ -21,6 +21,7 @@ import pandas as pd
 from hymell_jax import attention_fit, checkpoint, collectives, data, devices, evaluate, fit, rowwise
 from hymell_jax.files import write_whole
 from hymell_jax.fit import Progress
+from hymell_jax.robust_fit import fit_piecewise
 from hymell_jax.types import DTYPES
 
 FUSED_RESIDUAL = ("vllm", "sglang", "trtllm")
@@ -167,7 +168,8 @@ def _fit_rowwise(operator: str, key: dict[str, str], rows: pd.DataFrame, seed: i
     if operator in evaluate.PUBLISHED_ROWWISE:
         terms, regime, _ = evaluate.PUBLISHED_ROWWISE[operator]
         matrix = np.asarray(terms(n, d), np.float64)
-        entry["published"] = rowwise.fit_published(matrix, time_s, regime(n, d)).tolist()
+        fitted = fit_piecewise(matrix, time_s, regime(n, d), len(rowwise.REGIMES))
+        entry["published"] = fitted.tolist()
     return entry
 
 

@@ -68,6 +68,35 @@ def fit_coefficients(
     return {name: float(fitted[name]) for name in first}
 
 
+def fit_piecewise(
+    terms: np.ndarray, y: np.ndarray, regime: np.ndarray, n_regimes: int
+) -> np.ndarray:
+    """Coefficients [n_regimes, n_terms] of a linear form a regime, float64.
+
+    Least squares weighted with 1/y: minimises the sum of squared relative errors. Columns are
+    scaled to unit norm first: unscaled, the terms of a matrix product have a condition number near
+    1e17. A regime without rows gets zeros.
+
+    Args:
+        terms: [n_rows, n_terms].
+        y: [n_rows] seconds or joules, positive.
+        regime: [n_rows] which regime a row is in.
+        n_regimes: how many there are.
+    """
+    terms, y = np.asarray(terms, np.float64), np.asarray(y, np.float64)
+    fitted = np.zeros((n_regimes, terms.shape[1]))
+    for index in range(n_regimes):
+        here = np.asarray(regime) == index
+        if not here.any():
+            continue
+        weighted = terms[here] / y[here, None]
+        scale = np.linalg.norm(weighted, axis=0)
+        scale[scale == 0] = 1.0
+        solution, *_ = np.linalg.lstsq(weighted / scale, np.ones(here.sum()), rcond=None)
+        fitted[index] = solution / scale
+    return fitted
+
+
 def adam(loss, start, steps: int, learning_rate: float):
     """Where Adam with cosine decay gets from `start` in `steps` full-batch steps."""
     optimizer = optax.adam(optax.cosine_decay_schedule(learning_rate, steps))

@@ -468,28 +468,3 @@ def published_rmsnorm_regime(rows: np.ndarray, cols: np.ndarray) -> np.ndarray:
 def published_softmax_regime(rows: np.ndarray) -> np.ndarray:
     """Index into `REGIMES` of the hard published regimes of softmax."""
     return np.where(np.asarray(rows, np.float64) < SOFTMAX_EDGE_ROWS, 0, 1)
-
-
-def fit_published(features: np.ndarray, y: np.ndarray, regime: np.ndarray) -> np.ndarray:
-    """Coefficients [2, n_terms] of a published form by least squares weighted with 1/y, float64.
-
-    Minimises the sum of squared relative errors in each regime. Columns are scaled to unit norm
-    first. A regime without rows gets zeros.
-
-    Args:
-        features: published terms [n, n_terms].
-        y: seconds or joules [n], positive.
-        regime: index into `REGIMES` [n].
-    """
-    features, y = np.asarray(features, np.float64), np.asarray(y, np.float64)
-    fitted = np.zeros((len(REGIMES), features.shape[1]))
-    for index in range(len(REGIMES)):
-        here = np.asarray(regime) == index
-        if not here.any():
-            continue
-        weighted = features[here] / y[here, None]
-        scale = np.linalg.norm(weighted, axis=0)
-        scale[scale == 0] = 1.0
-        solution, *_ = np.linalg.lstsq(weighted / scale, np.ones(here.sum()), rcond=None)
-        fitted[index] = solution / scale
-    return fitted
