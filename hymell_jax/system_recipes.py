@@ -164,6 +164,12 @@ def predict_bare(fitted: Fitted, problems: Sequence[Problem] | None = None) -> p
     return pd.concat(frames, ignore_index=True)
 
 
+PHASES = {
+    "prefill": "prefill", "decode": "decode", "median": "decode", "steady": "decode, mean step",
+    "total": "whole run",
+}  # fmt: skip
+"""What a measured time is of, as tables of errors call it."""
+
 PRIMARY = ("median", "total", "prefill", "decode", "steady")
 """Which time of a row its interval is judged by: the first that was measured."""
 

@@ -41,13 +41,19 @@ Models = Callable[[str, str, str], CostModel]
 """(device, engine, dtype) -> the model whose lower levels cost the blocks."""
 
 
-def shipped_models(folder: str | None = None) -> Models:
-    """The checkpoints in a folder, by default those shipped, each loaded once."""
+def shipped_models(folder: str | None = None, blocks: bool = True) -> Models:
+    """The checkpoints in a folder, by default those shipped, each loaded once.
+
+    Args:
+        folder: of checkpoints.
+        blocks: whether with their level-2 blocks.
+    """
 
     @functools.cache
     def find(device: str, engine: str, dtype: str) -> CostModel:
         runtime = KERNELS.get((device, engine))
-        return checkpoint.load(device, runtime, dtype, folder)
+        model = checkpoint.load(device, runtime, dtype, folder)
+        return model if blocks else dataclasses.replace(model, blocks={})
 
     return find
 

@@ -7,7 +7,6 @@ and writes results.json, README.md and plots beside itself.
 
 from __future__ import annotations
 
-import dataclasses
 from pathlib import Path
 from typing import Any
 
@@ -18,10 +17,6 @@ from hymell_jax import devices, experiment, system_recipes, system_rows, systems
 
 HERE = Path(__file__).parent
 FORMS = ("level 1", "levels 1+2", "physics", "level 3", "black box")
-PHASES = {
-    "prefill": "prefill", "decode": "decode", "median": "decode", "steady": "decode, mean step",
-    "total": "whole run",
-}  # fmt: skip
 PAPER = {  # HYMELL (arXiv 2608.06723), table 6: time, energy
     ("prefill", "dense"): (10.179, 9.969),
     ("decode", "dense"): (8.194, 10.771),
@@ -77,7 +72,7 @@ def error_rows(forms: dict[str, pd.DataFrame]) -> list[dict[str, Any]]:
             entry.pop("mape", None), entry.pop("mdape", None)
             entry[form] = {"mape": row["mape"], "mdape": row["mdape"]}
     for entry in merged.values():
-        phase, target = PHASES.get(entry["target"], ""), entry["target"]
+        phase, target = system_recipes.PHASES.get(entry["target"], ""), entry["target"]
         if target == "energy":
             phase = "prefill" if entry["table"] == "energaizer_prefill" else "decode"
         paper = PAPER.get((phase, entry["kind"]))
@@ -94,7 +89,7 @@ def by_device(forms: dict[str, pd.DataFrame]) -> list[dict[str, Any]]:
             plain = frame[~frame["quantised"].astype(bool)]
             plain = plain[plain[f"{target}_measured"].notna()]
             error = (plain[target] / plain[f"{target}_measured"] - 1.0).abs() * 100.0
-            phase = PHASES.get(target)
+            phase = system_recipes.PHASES.get(target)
             where = np.where(plain["table"] == "energaizer_prefill", "prefill", "decode")
             whole = plain["table"].isin(["argonne_latency", "argonne_power"])
             where = np.where(whole, "whole run", where) if phase is None else phase
@@ -146,11 +141,9 @@ def predictions(config: dict[str, Any], folder: Path) -> tuple[dict[str, pd.Data
     """Left-out predictions in every form, and what could not be read."""
     rows, unmapped = systems.read_systems(folder)
     rows = rows[rows["engine"].isin(config["engines"])].reset_index(drop=True)
-    full = system_rows.shipped_models(config.get("checkpoints"))
-
-    def bare(device, engine, dtype):
-        return dataclasses.replace(full(device, engine, dtype), blocks={})
-
+    full, bare = (
+        system_rows.shipped_models(config.get("checkpoints"), blocks) for blocks in (True, False)
+    )
     costs = system_rows.block_costs(rows, full, experiment.report)
     level1 = system_rows.block_costs(rows, bare, experiment.report)
     engines = sorted(rows["engine"].unique())

@@ -7,7 +7,6 @@ results.json, README.md and a plot beside itself.
 
 from __future__ import annotations
 
-import dataclasses
 import json
 from pathlib import Path
 from typing import Any
@@ -38,10 +37,6 @@ SHORT = {
     "tokens-to-watt-hours, simplified": "t2wh simplified",
     "tokens-to-watt-hours": "t2wh calibrated",
 }
-PHASES = {
-    "prefill": "prefill", "decode": "decode", "median": "decode", "steady": "decode, mean step",
-    "total": "whole run",
-}  # fmt: skip
 SOURCES = {
     "mlenergy_v3": "mlenergy_v3", "argonne_latency": "argonne", "argonne_power": "argonne",
     "energaizer_prefill": "energaizer", "splitwise": "splitwise",
@@ -53,7 +48,10 @@ def our_folds(config: dict[str, Any], folder: Path):
     """Level 3 with architectures left out, and the same rows with level-1 blocks (or None)."""
     rows, _ = systems.read_systems(folder, tuple(SOURCES))
     rows = rows[rows["engine"].isin(config["engines"])].reset_index(drop=True)
-    full = system_rows.shipped_models(config.get("checkpoints"))
+    full, bare = (
+        system_rows.shipped_models(config.get("checkpoints"), with_blocks)
+        for with_blocks in (True, False)
+    )
     blocks = False
 
     def best(device, engine, dtype):
@@ -61,9 +59,6 @@ def our_folds(config: dict[str, Any], folder: Path):
         model = full(device, engine, dtype)
         blocks = blocks or bool(model.blocks)
         return model
-
-    def bare(device, engine, dtype):
-        return dataclasses.replace(full(device, engine, dtype), blocks={})
 
     engines = sorted(rows["engine"].unique())
     costs = system_rows.block_costs(rows, best, experiment.report)
@@ -113,7 +108,11 @@ def long_table(full: pd.DataFrame, found: dict[str, np.ndarray]) -> pd.DataFrame
     for column, target in enumerate(system_recipes.TARGETS):
         measured = full[f"{target}_measured"].to_numpy(float)
         known = np.isfinite(measured)
-        phase = energy_phase if target == "energy" else np.full(len(full), PHASES[target])
+        phase = (
+            energy_phase
+            if target == "energy"
+            else np.full(len(full), system_recipes.PHASES[target])
+        )
         for name, values in found.items():
             error = np.abs(values[:, column] / measured - 1.0) * 100.0
             keep = known & np.isfinite(error)
