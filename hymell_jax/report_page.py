@@ -208,7 +208,8 @@ def _pair(pair: Mapping[str, Any], plots: Sequence[Plot]) -> str:
         f"{folded('Every part as numbers', ''.join(_part_table(pair, n) for n in answer['parts']))}"
         f"<h3>Roofline</h3>{grid([roofline])}"
         f"<h3>Regime map</h3>{_key(pair)}{grid([map_decode, map_prefill])}"
-        f"<h3>Sensitivities</h3><p>How much one percent more of a size costs or saves.</p>"
+        f"<h3>Sensitivities</h3><p>How much one percent more of a size costs or saves, taken "
+        f"from a tenth less to a tenth more, since tiles make the cost climb in steps.</p>"
         f"{grid([slopes])}"
         f"{folded('Every size as numbers', _slope_table(pair))}"
     )

@@ -36,7 +36,7 @@ _NOT_SIZES = {
     "n_ff_matrices", "norms_per_layer", "weight_bits", "expert_weight_bits",
 }  # fmt: skip
 _WORK_FIELDS = ("batch_size", "prompt_tokens", "output_tokens", "tensor_parallel", "kv_bytes")
-STEP = 0.01  # ln of a size, of `stepped`
+STEP = 0.1  # ln of a size, of `stepped`: over several tiles of a matrix product
 _BATCHES = tuple(2.0**i for i in range(11))
 
 
@@ -83,10 +83,11 @@ def elasticities(model: CostModel, arch: Architecture, work: Workload) -> dict[s
 
 
 def stepped(arch: Architecture, work: Workload) -> tuple[list[str], list[tuple]]:
-    """(fields, pairs of architecture and workload): each field one step down, then one up.
+    """(fields, pairs of architecture and workload): each field a tenth down, then a tenth up.
 
-    The same sizes, tied in the same way, as in `elasticities`, for models that are to be asked many
-    things in one batch; one GPU is left as it is. `slopes_of_steps` takes the answers.
+    The same sizes, tied in the same way, as in `elasticities`; one GPU is left as it is.
+    `slopes_of_steps` takes the answers. Such slopes see the tiles and waves of a matrix product, by
+    which the time of a prefill climbs, and a gradient does not.
     """
     names = [f.name for f in dataclasses.fields(arch) if f.name not in _NOT_SIZES]
     tied = float(arch.value_head_dim) == float(arch.head_dim)

@@ -44,7 +44,8 @@ def test_levels_without_intervals_have_no_such_columns(single):
 
     plain = dataclasses.replace(single, prefill=bare(single.prefill), decode=bare(single.decode))
     assert not [name for name in plain.to_frame() if name.endswith(("_low", "_high"))]
-    assert " to " not in _Cells(plain._repr_html_()).words
+    assert " ms to " not in _Cells(plain._repr_html_()).words
+    assert " ms to " in _Cells(single._repr_html_()).words
 
 
 class _Cells(html.parser.HTMLParser):
