@@ -5,10 +5,15 @@ from __future__ import annotations
 import os
 from pathlib import Path
 
-import jax
-import pytest
+from hymell_jax import compile_cache
 
-import hymell_jax as hj
+# before JAX starts: most of a test's time is compilation, most programs run once
+os.environ.setdefault("XLA_FLAGS", " ".join(compile_cache.QUICK_FLAGS))
+
+import jax  # noqa: E402
+import pytest  # noqa: E402
+
+import hymell_jax as hj  # noqa: E402
 
 jax.config.update("jax_numpy_rank_promotion", "raise")
 
