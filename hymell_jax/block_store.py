@@ -48,15 +48,15 @@ def from_plain(entries: Any, arrays: Mapping[str, Any], where: str) -> dict[str,
     Raises:
         ValueError: an unknown block, or settings and arrays that do not belong together.
     """
-    if not isinstance(entries, Mapping):
-        raise ValueError(f"{where} must be an object.")
+    if not isinstance(entries, Mapping) or not isinstance(arrays, Mapping):
+        raise ValueError(f"{where} must be an object, with arrays for each block.")
     found = {}
     for name, entry in entries.items():
-        here = f"{where}.{name}"
         try:
             features, _ = blocks.feature_names(name)
         except ValueError as error:
             raise ValueError(f"{where}: {error}") from None
+        here = f"{where}.{name}"
         if not isinstance(entry, Mapping):
             raise ValueError(f"{here} must be an object.")
         spec, params, normalizer = read_network(
@@ -102,6 +102,10 @@ def read_network(
     if not isinstance(arrays, Mapping) or sorted(arrays) != ["normalizer", "params"]:
         raise ValueError(f"{where} has no arrays.")
     normalizer, params = arrays["normalizer"], arrays["params"]
+    if not isinstance(normalizer, Mapping) or not isinstance(params, Mapping):
+        raise ValueError(f"{where}: params and normalizer must be groups of arrays.")
+    if spec.n_monotone > n_features:
+        raise ValueError(f"{where}: n_monotone must be at most {n_features}.")
     shapes = {name: np.shape(normalizer.get(name)) for name in NORMALIZER_FIELDS}
     if set(normalizer) != set(NORMALIZER_FIELDS) or set(shapes.values()) != {(n_features,)}:
         raise ValueError(f"{where}: its normaliser must hold {n_features} features.")
@@ -129,8 +133,12 @@ def _spec(settings: Mapping[str, Any], where: str) -> mlp.MLPSpec:
     if not isinstance(settings["n_monotone"], int) or isinstance(settings["n_monotone"], bool):
         raise ValueError(f"{where}.network: n_monotone must be a whole number.")
     bound = settings["bound"]
-    if not isinstance(bound, int | float) or isinstance(bound, bool) or not math.isfinite(bound):
+    number = isinstance(bound, int | float) and not isinstance(bound, bool)
+    if not number or not -math.inf < bound < math.inf:
         raise ValueError(f"{where}.network: bound must be a number.")
+    if settings["activation"] not in list(mlp.ACTIVATIONS):
+        known = ", ".join(mlp.ACTIVATIONS)
+        raise ValueError(f"{where}.network: activation must be one of {known}.")
     try:
         return mlp.MLPSpec(**{**settings, "hidden": tuple(hidden)})
     except (ValueError, TypeError) as error:

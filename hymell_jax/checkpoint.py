@@ -39,7 +39,7 @@ from hymell_jax import (
 from hymell_jax.files import read_json, write_whole
 from hymell_jax.model import Card, CostModel, Engine
 from hymell_jax.operators import STREAM_PARTS
-from hymell_jax.types import DTYPES
+from hymell_jax.types import DTYPES, shown
 
 FORMAT_VERSION = 1
 DEVICE_FILE = "device.json"
@@ -52,6 +52,10 @@ _LINEAR_COEFFICIENTS = ("log_launch_s", "log_compute_excess", "log_memory_excess
 _NOT_PROVENANCE = (
     "coefficients", "domain", "published", "replay", "errors", "device_file", "blocks", "arrays",
 )  # fmt: skip
+_IDENTITY = ("device", "runtime", "dtype")
+_TEXTS = ("time", "energy", "energy_from", "energy_note", "transferred_from")
+"""What of the provenance is shown in sentences."""
+
 DOMAIN_FIELDS = tuple(f"gemm_log_{name}_{end}" for name in "mnk" for end in ("min", "max"))
 
 
@@ -91,14 +95,18 @@ def _plain(tree: Any) -> Any:
 
 def file_name(device: str, runtime: str, dtype: str) -> str:
     """Relative path of a checkpoint: device/runtime--dtype.json."""
-    safe = re.sub(r"[^A-Za-z0-9._-]", "_", f"{runtime}--{dtype}")
-    return f"{re.sub(r'[^A-Za-z0-9._-]', '_', device)}/{safe}.json"
+    return f"{_safe(device)}/{_safe(f'{runtime}--{dtype}')}.json"
+
+
+def _safe(name: str) -> str:
+    """A name as that of a file: nothing that leads out of a folder, or hides it."""
+    return re.sub(r"^\.|[^A-Za-z0-9._-]", "_", name)[:200] or "_"
 
 
 def device_folder(device: str, folder: str | os.PathLike[str] | None = None) -> Path:
     """Where the checkpoints of a device lie in a folder, by default in the shipped one."""
     root = Path(folder) if folder else shipped_folder()
-    return root / re.sub(r"[^A-Za-z0-9._-]", "_", device)
+    return root / _safe(device)
 
 
 def device_spec(
@@ -134,14 +142,12 @@ def save(content: Mapping[str, Any], folder: str | os.PathLike[str]) -> Path:
         plain["device_file"] = DEVICE_FILE
     for field in ("coefficients", "domain"):
         plain[field] = _plain(content[field])
-    packed = None
+    packed, name = None, arrays.free_name(path)
     if content.get("blocks"):
         stored = {name: block_store.to_plain(b) for name, b in content["blocks"].items()}
-        plain["blocks"] = {name: entry for name, (entry, _) in stored.items()}
-        packed = arrays.pack({"blocks": {name: tree for name, (_, tree) in stored.items()}})
-        plain["arrays"] = {
-            "file": path.with_suffix(".npz").name, "sha256": arrays.digest(packed)
-        }  # fmt: skip
+        plain["blocks"] = {block: entry for block, (entry, _) in stored.items()}
+        packed = arrays.pack({"blocks": {block: tree for block, (_, tree) in stored.items()}})
+        plain["arrays"] = {"file": name, "sha256": arrays.digest(packed)}
     text = json.dumps(plain, indent=1, allow_nan=False)
     text = re.sub(r"\[\s+([-0-9.e+,\s]+?)\s+\]", _one_line, text)
     try:
@@ -150,9 +156,7 @@ def save(content: Mapping[str, Any], folder: str | os.PathLike[str]) -> Path:
         raise ValueError(f"The folder {str(path.parent)!r} cannot be made: {error}.") from error
     if described is not None:
         write_whole(path.parent / DEVICE_FILE, json.dumps(described, indent=1) + "\n")
-    if packed is not None:  # first: a JSON never names arrays that are not there yet
-        write_whole(path.with_suffix(".npz"), packed)
-    write_whole(path, text + "\n")
+    arrays.write_pair(path, text + "\n", packed, name)
     return path
 
 
@@ -196,12 +200,8 @@ def _blocks(content: Mapping[str, Any], path: Path, where: str) -> dict[str, Any
     """The level-2 blocks of a checkpoint at a path; none where it records none."""
     if "blocks" not in content:
         return {}
-    record = content.get("arrays")
-    expected = path.with_suffix(".npz").name
-    if not isinstance(record, Mapping) or record.get("file") != expected:
-        raise ValueError(f"{where}: arrays must name {expected!r}, beside it.")
-    file = path.with_suffix(".npz")
-    tree = arrays.read(file, str(record.get("sha256")), f"Arrays {file.name!r}")
+    file, sha256 = arrays.checked_file(content.get("arrays"), path, where)
+    tree = arrays.read(file, sha256, f"Arrays {file.name!r}")
     groups = tree.get("blocks", {})
     return block_store.from_plain(content["blocks"], groups, f"{where}: blocks")
 
@@ -216,6 +216,16 @@ def _described(content: Mapping[str, Any], path: Path, where: str) -> Any:
     return read_json(path.parent / DEVICE_FILE, "device file")
 
 
+def _device_of(content: Mapping[str, Any], path: Path, where: str) -> devices.DeviceSpec:
+    """The device that a checkpoint brings along, or names; a name is never a path."""
+    described = _described(content, path, where)
+    if described is not None:
+        return devices.get_device(described)
+    if content["device"] not in devices.device_names():
+        raise ValueError(f"{where} is of the unknown device {content['device'][:200]!r}.")
+    return devices.get_device(content["device"])
+
+
 def _model(content: Any, path: Path, spec: devices.DeviceSpec | None = None) -> CostModel:
     where = f"Checkpoint {path.name!r}"
     if not isinstance(content, dict):
@@ -226,10 +236,10 @@ def _model(content: Any, path: Path, spec: devices.DeviceSpec | None = None) -> 
             f"{where} has format_version {content.get('format_version')!r}; this version of the "
             f"package reads {FORMAT_VERSION}."
         )
-    for field in ("device", "runtime", "dtype", "coefficients", "domain"):
+    for field in (*_IDENTITY, "coefficients", "domain"):
         if field not in content:
             raise ValueError(f"{where} is not a checkpoint: it lacks {field!r}.")
-    for field in ("device", "runtime", "dtype"):
+    for field in _IDENTITY:
         if not isinstance(content[field], str):
             raise ValueError(f"{where}: {field} must be a string.")
     coefficients = _checked(schema(), content["coefficients"], f"{where}: coefficients")
@@ -241,8 +251,14 @@ def _model(content: Any, path: Path, spec: devices.DeviceSpec | None = None) -> 
     if any(domain[f"gemm_log_{x}_min"] > domain[f"gemm_log_{x}_max"] for x in "mnk"):
         raise ValueError(f"{where}: domain has a minimum above its maximum.")
     if spec is None:
-        spec = devices.get_device(_described(content, path, where) or content["device"])
+        spec = _device_of(content, path, where)
     provenance = {key: value for key, value in content.items() if key not in _NOT_PROVENANCE}
+    for field in _TEXTS:
+        text = provenance.get(field, "")
+        if not isinstance(text, str) or not text.isprintable():
+            raise ValueError(f"{where}: {field} must be a text that can be shown.")
+    if not provenance.get("metered", True) and "energy_note" not in provenance:
+        raise ValueError(f"{where}: energy that was not metered needs an energy_note.")
     card = Card(spec.name, content["runtime"], content["dtype"], provenance)
     return CostModel(
         device=spec.device,
@@ -313,7 +329,7 @@ def _choose_runtime(runtimes: list[str], device: str, dtype: str, runtime: str |
     if runtime in runtimes:
         return runtime
     raise ValueError(
-        f"No checkpoint of {device} in {dtype} for the runtime {runtime!r}; there are: "
+        f"No checkpoint of {device} in {dtype} for the runtime {shown(runtime)}; there are: "
         f"{', '.join(sorted(runtimes))}."
     )
 
@@ -342,8 +358,8 @@ def load(
     Raises:
         ValueError: an unknown device, runtime, dtype or engine, or a damaged checkpoint.
     """
-    if dtype not in DTYPES:
-        raise ValueError(f"dtype must be one of {', '.join(DTYPES)}; got {dtype!r}.")
+    if not isinstance(dtype, str) or dtype not in DTYPES:
+        raise ValueError(f"dtype must be one of {', '.join(DTYPES)}; got {shown(dtype)}.")
     folder = folder or _folder_around(device)
     spec = device_spec(device, folder)
     if dtype == "fp8" and spec.device.peak_fp8_flops_per_s <= spec.device.peak_flops_per_s:
@@ -362,9 +378,10 @@ def load(
     root = Path(folder) if folder else shipped_folder()
     path = root / file_name(source, chosen, dtype)
     content = read_json(path, "checkpoint")
+    _check_place(content, path)
     if transferred:
         linked = devices.nearest_linked(spec, likely)
-        if linked != source and isinstance(content.get("coefficients"), dict):
+        if linked != source and isinstance(_coefficients_of(content), dict):
             content["coefficients"]["collectives"] = _collectives_of(root, linked, dtype)
     model = _model(content, path, spec)
     if transferred:
@@ -375,6 +392,17 @@ def load(
             collectives_from=linked,
         )  # of this format; another one may have been measured here
     return _served(model, spec, dtype, root, engine)
+
+
+def _check_place(content: Any, path: Path) -> None:
+    """Refuse the checkpoint of another device, runtime or format under this one's name."""
+    named = [content.get(key) for key in _IDENTITY] if isinstance(content, dict) else [None]
+    if all(isinstance(name, str) for name in named):
+        if Path(file_name(*named)) != Path(path.parent.name, path.name):
+            raise ValueError(
+                f"Checkpoint {path.name!r} in {path.parent.name!r} is of {', '.join(named)[:200]}; "
+                "each lies under its own name."
+            )
 
 
 def _folder_around(device: Any) -> Path | None:
@@ -420,8 +448,13 @@ def _collectives_of(root: Path, device: str, dtype: str) -> Any:
     """Unchecked coefficients of a device's collectives: its newest checkpoint's."""
     runtimes = [r for name, r, d in available(root) if (name, d) == (device, dtype)]
     path = root / file_name(device, _choose_runtime(runtimes, device, dtype, None), dtype)
-    coefficients = read_json(path, "checkpoint").get("coefficients")
+    coefficients = _coefficients_of(read_json(path, "checkpoint"))
     return coefficients.get("collectives") if isinstance(coefficients, dict) else None
+
+
+def _coefficients_of(content: Any) -> Any:
+    """Unchecked coefficients of a file that may be no checkpoint."""
+    return content.get("coefficients") if isinstance(content, dict) else None
 
 
 def _served(model: CostModel, spec, dtype: str, root: Path, engine: str | None) -> CostModel:

@@ -103,7 +103,7 @@ def numbers(options: Iterable[str], what: str) -> dict[str, float]:
         except ValueError:
             sign = ""
         if not sign:
-            raise ValueError(f"{what} takes name=number; got {text!r}.")
+            raise ValueError(f"{what} takes name=number; got {text[:80]!r}.")
     return found
 
 
@@ -118,7 +118,7 @@ def number_ranges(options: Iterable[str]) -> dict[str, tuple[float, float]]:
         except ValueError:
             colon = ""
         if not colon:
-            raise ValueError(f"--range takes name=least:greatest; got {text!r}.")
+            raise ValueError(f"--range takes name=least:greatest; got {text[:80]!r}.")
     return found
 
 
@@ -163,6 +163,6 @@ def workload_options(options: Iterable[str]) -> dict[str, Any]:
     unknown = sorted(set(found) - allowed)
     if unknown:
         raise ValueError(
-            f"--workload has no {unknown[0]!r}; it takes {', '.join(sorted(allowed))}."
+            f"--workload has no {unknown[0][:80]!r}; it takes {', '.join(sorted(allowed))}."
         )
     return found

@@ -13,6 +13,8 @@ from pathlib import Path
 import numpy as np
 import pandas as pd
 
+from hymell_jax.types import printable, reason
+
 DATA_VARIABLE = "HYMELL_DATA"
 
 DTYPE_NAMES = {"bf16": ("bfloat16",), "fp8": ("fp8", "fp8_block"), "fp32": ("float32",)}
@@ -43,6 +45,16 @@ SIZES = {
     "n_heads", "n_kv_heads", "head_dim", "num_gpus", "message_bytes",
 }  # fmt: skip
 """Columns that must be positive wherever they stand."""
+
+TEXTS = {
+    "device", "runtime", "dtype", "kv_dtype", "kernel", "collective", "model", "split",
+}  # fmt: skip
+"""Columns that hold texts."""
+
+LONGEST_S, MOST_W = 1e3, 1e4
+"""Of a kernel and of a board: more means that the table is in other units."""
+
+ENERGY_TOLERANCE = 0.02  # of joules against watts times seconds
 
 SOURCES: dict[str, tuple[str, str]] = {  # runtime prefix: (source, licence)
     "vllm": ("NVIDIA aiconfigurator, ai-dynamo/aiconfigurator 095f58a5", "Apache-2.0"),
@@ -110,29 +122,71 @@ def read_table(
             "Reading Parquet needs pyarrow: install the extra, `pip install hymell-jax[data]`."
         ) from error
     except Exception as error:
-        raise ValueError(f"{path.name} cannot be read as a table: {_short(error)}") from error
+        raise ValueError(f"{path.name} cannot be read as a table: {reason(error)}.") from error
+    twice = frame.columns[frame.columns.duplicated()]
+    if len(twice):
+        raise ValueError(f"{path.name} has the column {printable(str(twice[0]))!r} twice.")
     missing = [column for column in TABLES.get(table, ()) if column not in frame]
     if missing:
         raise ValueError(f"{path.name} lacks the columns {', '.join(missing)}.")
+    whole_models = table.startswith("systems/")
+    for column in TEXTS & set(TABLES.get(table, ())):
+        _check_texts(frame[column], path.name)
+        if column == "split" and not frame[column].isin(["train", "test"]).all():
+            raise ValueError(f"{path.name}: split must be train or test in every row.")
     if "time_s" in frame:
-        times = pd.to_numeric(frame["time_s"], errors="coerce")
-        bad = int((~(np.isfinite(times) & (times > 0))).sum())
+        times = numbers(frame["time_s"])
+        bad = int((~((times > 0) & (times < (np.inf if whole_models else LONGEST_S)))).sum())
         if bad:
             raise ValueError(f"{path.name}: time_s must be positive seconds; {bad} rows are not.")
     for column in SIZES & set(frame.columns):
-        sizes = pd.to_numeric(frame[column], errors="coerce")
-        if table.startswith("systems/"):  # a pass has a prompt or a context, not both
+        sizes = numbers(frame[column])
+        if whole_models:  # a pass has a prompt or a context, not both
             sizes = sizes[frame[column].notna()]
         bad = int((~(np.isfinite(sizes) & (sizes > 0))).sum())
         if bad:
             raise ValueError(f"{path.name}: {column} must be positive; {bad} rows are not.")
+    if not whole_models and {"time_s", "power_w", "energy_j"} <= set(frame.columns):
+        _check_energy(*(numbers(frame[name]) for name in ("time_s", "power_w", "energy_j")), path)
     for column in frame.select_dtypes("category"):
         frame[column] = frame[column].astype(str)
     return frame
 
 
-def _short(error: Exception) -> str:
-    return " ".join(str(error).split())[:200]
+def numbers(column: pd.Series, texts: bool = False) -> np.ndarray:
+    """A column as float64 [n], NaN where it holds no number; truth values and dates are none.
+
+    Args:
+        column: of single values.
+        texts: whether a text such as "0.5" is a number, as in files of texts.
+    """
+    kind = column.dtype
+    if texts and (pd.api.types.is_object_dtype(kind) or pd.api.types.is_string_dtype(kind)):
+        return pd.to_numeric(column, errors="coerce").to_numpy(np.float64, na_value=np.nan)
+    if pd.api.types.is_numeric_dtype(kind) and not pd.api.types.is_bool_dtype(kind):
+        return column.to_numpy(np.float64, na_value=np.nan)
+    return np.full(len(column), np.nan)
+
+
+def _check_texts(column: pd.Series, name: str) -> None:
+    categorical = isinstance(column.dtype, pd.CategoricalDtype)
+    values = column.cat.categories if categorical else column
+    sound = pd.api.types.infer_dtype(values, skipna=False) in ("string", "empty")
+    if not sound or column.isna().any():
+        raise ValueError(f"{name}: {column.name} must be a text in every row.")
+
+
+def _check_energy(
+    time_s: np.ndarray, power_w: np.ndarray, energy_j: np.ndarray, path: Path
+) -> None:
+    """Refuse watts and joules that cannot be of these seconds; NaN where they were not measured."""
+    bad = int(((power_w <= 0) | (power_w > MOST_W)).sum())
+    off = np.abs(energy_j - power_w * time_s) > ENERGY_TOLERANCE * np.abs(energy_j)
+    if bad or off.any():
+        raise ValueError(
+            f"{path.name}: power_w must be positive watts, and energy_j joules, watts times "
+            f"seconds; {bad + int(off.sum())} rows are not."
+        )
 
 
 def table_dtype(frame: pd.DataFrame, dtype: str) -> str | None:

@@ -16,7 +16,7 @@ from typing import Any
 
 import numpy as np
 
-from hymell_jax.types import ARCHITECTURE_FIELDS, checked_number, near_names
+from hymell_jax.types import ARCHITECTURE_FIELDS, checked_number, near_names, shown
 
 KINDS = ("grid", "random", "latin_hypercube")
 WORKLOAD_RANGES = {
@@ -28,6 +28,8 @@ WORKLOAD_RANGES = {
     "expert_parallel": (1, 4096),
 }
 MAX_ROWS = 10**10
+LEAST = 1e-6
+"""Of a step, and of a range that is divided in equal ratios."""
 
 _FIELD_KEYS = {"values", "low", "high", "log", "multiple", "steps"}
 _ROUNDS = 4
@@ -85,7 +87,7 @@ def make_design(kind: Any, fields: Any, rows: Any = None, seed: Any = 0) -> Desi
         ValueError: another form, unknown fields, values out of range, too many rows.
     """
     if kind not in KINDS:
-        raise ValueError(f"design must be one of {', '.join(KINDS)}; got {kind!r}.")
+        raise ValueError(f"design must be one of {', '.join(KINDS)}; got {shown(kind)}.")
     if not isinstance(fields, Mapping) or not fields:
         raise ValueError("A sweep needs `fields`: an object of fields and their values.")
     found = tuple(_field(name, entry, kind) for name, entry in fields.items())
@@ -103,7 +105,7 @@ def make_design(kind: Any, fields: Any, rows: Any = None, seed: Any = 0) -> Desi
 def _whole(name: str, value: Any, low: float, high: float) -> float:
     number = checked_number(name, value, low, high)
     if number % 1:
-        raise ValueError(f"{name} must be a whole number; got {value!r}.")
+        raise ValueError(f"{name} must be a whole number; got {shown(value)}.")
     return number
 
 
@@ -119,7 +121,7 @@ def range_of(name: str) -> tuple[float, float]:
         return WORKLOAD_RANGES[name]
     near = near_names(name, [*ARCHITECTURE_FIELDS, *WORKLOAD_RANGES])
     hint = f" Did you mean {', '.join(near[:4])}?" if near else ""
-    raise ValueError(f"A sweep has no field {name!r}.{hint}")
+    raise ValueError(f"A sweep has no field {shown(name)}.{hint}")
 
 
 def _field(name: str, entry: Any, kind: str) -> Field:
@@ -138,9 +140,13 @@ def _field(name: str, entry: Any, kind: str) -> Field:
         raise ValueError(f"fields.{name} needs values, or low and high.")
     low, high = (checked_number(f"{name}.{k}", entry[k], least, greatest) for k in ("low", "high"))
     multiple = checked_number(f"{name}.multiple", entry.get("multiple", 1), 0, greatest)
-    log = entry.get("log", low > 0)
-    if not isinstance(log, bool) or (log and low <= 0):
-        raise ValueError(f"{name}.log must be true or false, and false where low is 0.")
+    if 0 < multiple < LEAST:
+        raise ValueError(f"{name}.multiple must be 0 or at least {LEAST:g}; got {multiple:g}.")
+    log = entry.get("log", low >= LEAST)
+    if not isinstance(log, bool) or (log and low < LEAST):
+        raise ValueError(
+            f"{name}.log must be true or false, and false where low is below {LEAST:g}."
+        )
     if low > high or (multiple and math.ceil(low / multiple) > math.floor(high / multiple)):
         raise ValueError(f"{name} has nothing between {low:g} and {high:g}.")
     ranged = Field(name, None, low, high, log, multiple)

@@ -96,12 +96,12 @@ def get_device(source: str | os.PathLike[str] | Mapping[str, Any] | DeviceSpec) 
     near = types.near_names(name, device_names())
     if near:
         raise ValueError(
-            f"Unknown device {text!r}; did you mean {', '.join(near)}? "
+            f"Unknown device {types.shown(text)}; did you mean {', '.join(near)}? "
             "The path of a JSON file that describes a device works too."
         )
     raise ValueError(
-        f"Unknown device {text!r}; there are {', '.join(device_names())}, and the path of a JSON "
-        "file that describes a device works too."
+        f"Unknown device {types.shown(text)}; there are {', '.join(device_names())}, and the path "
+        "of a JSON file that describes a device works too."
     )
 
 
@@ -196,7 +196,7 @@ def _spec(content: Any, what: str) -> DeviceSpec:
         near = types.near_names(str(unknown[0]), [*_KEYS, *UNITS])
         hint = f" Did you mean {', '.join(near)}?" if near else ""
         place = " Device fields go inside 'fields'." if rich and unknown[0] in UNITS else hint
-        raise ValueError(f"The {what} has the unknown key {unknown[0]!r}.{place}")
+        raise ValueError(f"The {what} has the unknown key {types.shown(unknown[0])}.{place}")
     given = content["fields"] if rich else {k: v for k, v in content.items() if k in UNITS}
     if not isinstance(given, Mapping):
         raise ValueError(f"The {what} must hold an object under 'fields'.")
@@ -233,7 +233,7 @@ def _value(field: str, entry: Any, what: str) -> tuple[float, str]:
             raise ValueError(f"The {what} gives no value for {field}.")
         given = entry.get("unit", unit)
         if unit and given != unit:
-            raise ValueError(f"The {what} must give {field} in {unit!r}; got {given!r}.")
+            raise ValueError(f"The {what} must give {field} in {unit!r}; got {types.shown(given)}.")
         source = str(entry.get("source", source))
         entry = entry["value"]
     if isinstance(entry, bool) or not isinstance(entry, numbers.Real):
@@ -259,6 +259,8 @@ def _object(content: Mapping[str, Any], key: str, what: str) -> Mapping[str, Any
 
 def _text(content: Mapping[str, Any], key: str, what: str, default: str | None = None) -> str:
     value = content.get(key, default)
-    if not isinstance(value, str) or not value.strip() or len(value) > 200:
+    if not isinstance(value, str) or not 0 < len(value.strip()) <= 200:
         raise ValueError(f"The {what} must give {key!r} as a text of 1 to 200 characters.")
+    if not value.strip().isprintable():
+        raise ValueError(f"The {what} gives {key!r} letters that cannot be shown.")
     return value.strip()

@@ -9,21 +9,22 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import secrets
 import stat
 import tempfile
 from pathlib import Path
 from typing import Any
 
-MAX_JSON_BYTES = 50 * 1024 * 1024
+MAX_JSON_BYTES = 8 * 1024 * 1024
 """The largest JSON file that is read."""
 
 
 def _no_duplicates(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    result: dict[str, Any] = {}
-    for key, value in pairs:
-        if key in result:
-            raise ValueError(f"it gives the key {_short(key)} twice")
-        result[key] = value
+    result = dict(pairs)
+    if len(result) < len(pairs):
+        keys = [key for key, _ in pairs]
+        twice = next(key for index, key in enumerate(keys) if key in keys[:index])
+        raise ValueError(f"it gives the key {_short(twice)} twice")
     return result
 
 
@@ -47,6 +48,11 @@ def _whole(text: str) -> int:
 def _short(value: Any, limit: int = 60) -> str:
     text = repr(value)
     return text if len(text) <= limit else text[: limit - 3] + "..."
+
+
+def _is_of_path(error: ValueError) -> bool:
+    """Whether the system refuses the path itself: a NUL, or half a letter, is in it."""
+    return isinstance(error, UnicodeError) or "null" in str(error)
 
 
 def _reason(error: OSError) -> str:
@@ -105,7 +111,7 @@ def read_json(path: str | os.PathLike[str], what: str = "JSON file") -> Any:
     except OSError as error:
         raise ValueError(f"The {name} cannot be read: {_reason(error)}.") from None
     except ValueError as error:
-        if "null" in str(error):  # a NUL inside the path
+        if _is_of_path(error):
             raise ValueError(f"The {name} cannot be read: the path is not valid.") from None
         raise
     if len(raw) > MAX_JSON_BYTES:
@@ -154,20 +160,20 @@ def write_whole(path: str | os.PathLike[str], content: bytes | str) -> None:
     try:
         target = Path(os.path.realpath(path))
         mode = _mode_of(target, shown)
-        handle, temporary = tempfile.mkstemp(
-            dir=target.parent, prefix=f".{target.name[:100]}.", suffix=".tmp"
-        )
+        draft, handle = _draft_of(target, mode)
+        temporary = draft
         with os.fdopen(handle, "wb") as stream:
             stream.write(data)
             stream.flush()
             os.fsync(stream.fileno())
-        os.chmod(temporary, mode)
-        os.replace(temporary, target)
+        if mode is not None:
+            os.chmod(draft, mode)
+        os.replace(draft, target)
         temporary = None
     except OSError as error:
         raise ValueError(f"Cannot write {shown!r}: {_reason(error)}.") from None
     except ValueError as error:
-        if "null" in str(error):
+        if _is_of_path(error):
             raise ValueError(f"Cannot write {shown!r}: the path is not valid.") from None
         raise
     finally:
@@ -182,14 +188,20 @@ def write_whole(path: str | os.PathLike[str], content: bytes | str) -> None:
             os.close(folder)
 
 
-def _mode_of(target: Path, shown: str) -> int:
-    """Permissions for the new file: those of the file it replaces, else the usual ones."""
+def _draft_of(target: Path, mode: int | None) -> tuple[str, int]:
+    """(path, handle) of a new file beside the target, with its permissions or the usual ones."""
+    name = os.fsdecode(os.fsencode(target.name)[:100])
+    draft = os.path.join(target.parent, f".{name}.{secrets.token_hex(6)}.tmp")
+    flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | getattr(os, "O_BINARY", 0)
+    return draft, os.open(draft, flags, 0o666 if mode is None else mode | stat.S_IWUSR)
+
+
+def _mode_of(target: Path, shown: str) -> int | None:
+    """Permissions of the file that is replaced, None where there is none."""
     try:
         info = os.stat(target)
     except FileNotFoundError:
-        umask = os.umask(0)
-        os.umask(umask)
-        return 0o666 & ~umask
+        return None
     if stat.S_ISDIR(info.st_mode):
         raise ValueError(f"Cannot write {shown!r}: it is a folder.")
     if not stat.S_ISREG(info.st_mode):

@@ -5,16 +5,18 @@ from __future__ import annotations
 import dataclasses
 import os
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pandas as pd
 
-from hymell_jax import designs, sharded
+from hymell_jax import data, designs, sharded
+from hymell_jax import model as cost_model
 from hymell_jax.model import CostModel
-from hymell_jax.quantities import check_quantity
-from hymell_jax.sweep import DEFAULT_QUANTITIES
-from hymell_jax.types import Architecture, Workload
+from hymell_jax.quantities import broadcast_rows, check_quantity
+from hymell_jax.sweep import DEFAULT_QUANTITIES, legal_rows
+from hymell_jax.types import Architecture, Workload, reason, shown
 
 
 def predict_table(
@@ -34,13 +36,14 @@ def predict_table(
         quantities: names of `quantities.QUANTITIES`.
 
     Raises:
-        ValueError: a file that cannot be read, no rows or no fields, values out of range, unknown
-            quantities, or names that the table has already.
+        ValueError: a file that cannot be read, no rows or no fields, values out of range, rows that
+            cannot be built, unknown quantities, or names that the table has already.
     """
     frame = table if isinstance(table, pd.DataFrame) else _read(table)
+    twice = frame.columns[frame.columns.duplicated()]
     taken = [check_quantity(name) for name in quantities if name in frame]
-    if taken:
-        raise ValueError(f"The table has a column {taken[0]!r} already.")
+    for name in (*twice, *taken):
+        raise ValueError(f"The table has a column {shown(name)} already.")
     own = {f.name for f in dataclasses.fields(Architecture)}
     known = [n for n in frame.columns if n in own or n in designs.WORKLOAD_RANGES]
     if not known or frame.empty:
@@ -54,25 +57,38 @@ def predict_table(
             context_start_tokens=works.prompt_tokens,
             context_end_tokens=works.prompt_tokens + works.output_tokens,
         )
+    cost_model._check(model, archs, works)
+    _check_rows(legal_rows(*broadcast_rows(archs, works)[1]), "cannot be built: KV heads divide "
+                "the heads, and GPUs too; a token visits at most all experts")  # fmt: skip
     values = sharded.measure_sharded(model, archs, works, tuple(map(check_quantity, quantities)))
+    _check_rows(np.isfinite(values).all(-1), "is beyond float32: reduce its sizes")
     found = pd.DataFrame(values, columns=list(quantities), index=frame.index)
     return pd.concat([frame, found], axis=1)
 
 
+def _check_rows(good: np.ndarray, problem: str) -> None:
+    if not good.all():
+        raise ValueError(f"Row {int(np.argmin(good))} of the table, from 0, {problem}.")
+
+
 def _read(path: Any) -> pd.DataFrame:
-    read = pd.read_parquet if str(path).endswith(".parquet") else pd.read_csv
+    """A local file, never an address."""
     try:
-        return read(path)
-    except (OSError, ValueError) as error:
-        raise ValueError(f"The table {str(path)!r} cannot be read: {error}.") from None
+        place = Path(path)
+        return (pd.read_parquet if place.suffix == ".parquet" else pd.read_csv)(place)
+    except Exception as error:  # readers of files raise errors of many libraries
+        raise ValueError(
+            f"The table {shown(str(path))} cannot be read: {reason(error)}."
+        ) from None
 
 
 def _column(name: str, column: pd.Series) -> np.ndarray:
     least, greatest = designs.range_of(name)
-    try:
-        values = column.to_numpy(np.float32)
-    except (TypeError, ValueError):
-        raise ValueError(f"Column {name} must hold numbers.") from None
+    numbers = data.numbers(column)
+    if np.isnan(numbers).all():
+        raise ValueError(f"Column {name} must hold numbers.")
+    with np.errstate(over="ignore"):
+        values = numbers.astype(np.float32)
     if not ((values >= least) & (values <= greatest)).all():
         raise ValueError(f"Column {name} must lie between {least:g} and {greatest:g}.")
     return values

@@ -10,12 +10,11 @@ import contextlib
 import math
 import os
 import re
-import reprlib
 from collections.abc import Mapping
 from typing import Any
 
 from hymell_jax.files import read_json
-from hymell_jax.types import ARCHITECTURE_FIELDS
+from hymell_jax.types import ARCHITECTURE_FIELDS, printable, shown
 
 NESTED_TEXT_KEYS = ("text_config", "language_config", "llm_config", "thinker_config")
 
@@ -47,15 +46,7 @@ def load(source: Any) -> tuple[Mapping[str, Any], str]:
         )
     folder, base = os.path.split(os.path.abspath(path))
     stem = os.path.splitext(base)[0]
-    return config, os.path.basename(folder) if stem == "config" else stem
-
-
-def shown(value: Any) -> str:
-    """A short text of any value, for messages."""
-    try:
-        return reprlib.repr(value)
-    except (ValueError, RecursionError):
-        return f"a {type(value).__name__} too large to show"
+    return config, printable(os.path.basename(folder) if stem == "config" else stem)
 
 
 def published_name(config: Mapping[str, Any]) -> str:
@@ -63,9 +54,9 @@ def published_name(config: Mapping[str, Any]) -> str:
     name = config.get("_name_or_path")
     if not isinstance(name, str) or not name.strip():
         return ""
-    parts = [part for part in re.split(r"[/\\]", name) if part]
+    parts = [printable(part) for part in re.split(r"[/\\]", name) if part.strip()]
     if len(parts) == 2 and re.fullmatch(r"[\w.-]+/[\w.-]+", name):
-        return name
+        return printable(name)
     return parts[-1] if parts else ""
 
 
@@ -155,6 +146,9 @@ FIELD_KEYS = {
 }
 """Architecture field: the spellings of its key, the same in every family."""
 
+MOST_NOTES = 40
+"""Of keys that are not modelled; the others are counted."""
+
 _SIZE_LIKE = re.compile(r"size|dim$|_dim|width|rank|experts|heads|layers|latent|inner")
 _NOT_SIZES = re.compile(
     r"max_|chunk_size_feed|ngram|rotary_dim|qk_head_dim|^head_dim$|sliding_window|batch_size|"
@@ -196,7 +190,8 @@ class Config:
         return value
 
     def keys_seen(self) -> str:
-        return ", ".join(key[:40] for key in sorted(self.values)[:40]) or "none"
+        keys = sorted(map(str, self.values))[:40]
+        return ", ".join(printable(key, 40) for key in keys) or "none"
 
     def field(self, name: str) -> int | None:
         """The size of an architecture field, by any of its spellings."""
@@ -239,11 +234,15 @@ class Config:
             )
 
     def note_unread_sizes(self) -> None:
+        found = []
         for key, value in self.values.items():
             number = isinstance(value, (int, float)) and not isinstance(value, bool) and value > 1
             if number and key not in self.read and _SIZE_LIKE.search(key):
                 if not _NOT_SIZES.search(key):
-                    self.notes.append(f"The key {key} is not modelled.")
+                    found.append(f"The key {printable(key)} is not modelled.")
+        self.notes += found[:MOST_NOTES]
+        if len(found) > MOST_NOTES:
+            self.notes.append(f"So are {len(found) - MOST_NOTES} more keys.")
 
     def _whole(self, key: str, least: float, greatest: float) -> int:
         value = self.values[key]

@@ -405,6 +405,7 @@ def search(
     for name, value in (("starts", starts), ("outer_steps", outer_steps),
                         ("inner_steps", inner_steps), ("max_rounds", max_rounds)):  # fmt: skip
         checked_number(name, value, 1, 1e5)
+    checked_number("seed", seed, 0, 2**63)
     asked = ask(model_or_space, device, **question)
     x = first_points(asked, starts, seed)
     found = solve(asked, x, outer_steps, inner_steps, max_rounds, progress)

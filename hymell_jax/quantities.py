@@ -26,7 +26,7 @@ import numpy as np
 from hymell_jax import model as models
 from hymell_jax import operators, parameters
 from hymell_jax.model import CostModel, Prediction
-from hymell_jax.types import Architecture, Workload, near_names
+from hymell_jax.types import Architecture, Workload, near_names, shown
 
 Proxy = Callable[[Architecture], jax.Array]
 
@@ -115,7 +115,7 @@ def check_quantity(name: str, proxies: Mapping[str, Proxy] | None = None) -> str
     known = [*QUANTITIES, *(proxies or {})]
     if name not in known:
         near = near_names(name, known) or known
-        raise ValueError(f"There is no quantity {name!r}; did you mean {', '.join(near[:6])}?")
+        raise ValueError(f"There is no quantity {shown(name)}; did you mean {', '.join(near[:6])}?")
     return name
 
 

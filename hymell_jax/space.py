@@ -25,6 +25,7 @@ from hymell_jax.types import (
     architecture,
     checked_number,
     near_names,
+    shown,
 )
 
 MULTIPLES = {"d_model": 128, "d_ff": 128, "d_expert": 64, "head_dim": 16, "vocab_size": 128}
@@ -129,7 +130,7 @@ def canonical(name: str) -> str:
     field = ALIASES.get(name, name)
     if field not in FREE_FIELDS:
         near = near_names(name, [*FREE_FIELDS, *ALIASES]) or list(FREE_FIELDS)
-        raise ValueError(f"{name!r} cannot be free; it could be {', '.join(near)}.")
+        raise ValueError(f"{shown(name)} cannot be free; it could be {', '.join(near)}.")
     return field
 
 
@@ -177,8 +178,8 @@ def make_space(
             ladder = _given_levels(name, levels[name])
         else:
             start = float(getattr(base, name))
-            low, high = ranges.get(name, (start / 2, start * 2))
-            ladder = _ladder(name, low, high, multiples.get(name), gpus)
+            ends = ranges.get(name, (start / 2, start * 2))
+            ladder = _ladder(name, ends, multiples.get(name), gpus)
         variables.append(Variable(name, ladder))
     same_width = float(base.value_head_dim) == float(base.head_dim)
     multi_head = float(base.n_kv_heads) == float(base.n_heads)
@@ -214,14 +215,14 @@ def space_from_json(content: Any, base: Architecture, work: Workload) -> Space:
     allowed = {"base", "free", "tie"}
     unknown = sorted(set(content) - allowed)
     if unknown:
-        raise ValueError(f"A space holds {', '.join(sorted(allowed))}; got {unknown[0]!r}.")
+        raise ValueError(f"A space holds {', '.join(sorted(allowed))}; got {shown(unknown[0])}.")
     free = content.get("free")
     if not isinstance(free, Mapping) or not free:
         raise ValueError("A space needs `free`: an object of fields and their ranges.")
     picked: dict[str, dict[str, Any]] = {"range": {}, "multiple": {}, "values": {}}
     for name, entry in free.items():
         if not isinstance(entry, Mapping) or set(entry) - set(picked):
-            raise ValueError(f"free.{name} must be an object of {', '.join(picked)}.")
+            raise ValueError(f"free.{canonical(name)} must be an object of {', '.join(picked)}.")
         for key, value in entry.items():
             picked[key][name] = value
     return make_space(
@@ -257,7 +258,7 @@ def _free_names(base, free, fix, named) -> list[str]:
 
 def _tie(base, names, tie) -> str | None:
     if tie not in (None, "auto", *TIES):
-        raise ValueError(f"tie must be one of {', '.join(TIES)} or nothing; got {tie!r}.")
+        raise ValueError(f"tie must be one of {', '.join(TIES)} or nothing; got {shown(tie)}.")
     if float(base.latent_attention) > 0:
         return None  # its heads are not cut out of d_model
     if tie != "auto":
@@ -275,7 +276,7 @@ def _whole(name: str, value: Any) -> int:
 
 
 def _given_levels(name: str, values: Any) -> tuple[float, ...]:
-    if not isinstance(values, Sequence) or isinstance(values, str) or not values:
+    if not isinstance(values, Sequence) or isinstance(values, str) or len(values) == 0:
         raise ValueError(f"values of {name} must be a list of numbers.")
     _, _, greatest = ARCHITECTURE_FIELDS[name]
     found = sorted({checked_number(name, value, 1, greatest) for value in values})
@@ -284,16 +285,20 @@ def _given_levels(name: str, values: Any) -> tuple[float, ...]:
     return tuple(found)
 
 
-def _ladder(name, low, high, multiple, gpus) -> tuple[float, ...]:
+def _ladder(name, ends, multiple, gpus) -> tuple[float, ...]:
     _, _, greatest = ARCHITECTURE_FIELDS[name]
-    low, high = (checked_number(name, value, 1e-9, greatest) for value in (low, high))
+    if not isinstance(ends, list | tuple) or len(ends) != 2:
+        raise ValueError(f"range of {name} must be two numbers; got {shown(ends)}.")
+    low, high = (checked_number(name, value, 1e-9, greatest) for value in ends)
     low = max(low, 1.0)
     if name in ("n_kv_heads", "experts_per_token"):
         step = 1.0
     else:
         many = 8 if name == "n_experts" and low >= 16 else 1
-        step = float(multiple or MULTIPLES.get(name, many))
-        checked_number(f"multiple of {name}", step, 1, greatest)
+        given = MULTIPLES.get(name, many) if multiple is None else multiple
+        step = checked_number(f"multiple of {name}", given, 1, greatest)
+        if step % 1:
+            raise ValueError(f"multiple of {name} must be a whole number; got {step:g}.")
     if name in ("d_ff", "n_heads"):
         step = math.lcm(int(step), gpus)
     first, last = math.ceil(low / step), math.floor(high / step)

@@ -30,7 +30,7 @@ from hymell_jax.model import CostModel
 from hymell_jax.notebook import Answer
 from hymell_jax.pareto import non_dominated
 from hymell_jax.quantities import QUANTITIES
-from hymell_jax.types import Architecture, Workload, checked_number, workload
+from hymell_jax.types import Architecture, Workload, checked_number, shown, workload
 from hymell_jax.version import __version__
 
 PART_ROWS = 65536
@@ -88,22 +88,22 @@ def read_sweep(spec: str | os.PathLike[str] | Mapping[str, Any]) -> Sweep:
         raise ValueError("A sweep must be an object.")
     unknown = sorted(set(content) - _KEYS)
     if unknown:
-        raise ValueError(f"A sweep holds {', '.join(sorted(_KEYS))}; got {unknown[0]!r}.")
+        raise ValueError(f"A sweep holds {', '.join(sorted(_KEYS))}; got {shown(unknown[0])}.")
     for name in ("device", "base", "design", "fields"):
         if name not in content:
             raise ValueError(f"A sweep needs {name!r}.")
     base, dtype = _base(content["base"])
     dtype = content.get("dtype") or dtype
     model = checkpoint.load(content["device"], content.get("runtime"), dtype)
-    work = workload(**({"dtype": dtype} | dict(content.get("workload") or {})))
+    work = _workload(content.get("workload"), dtype)
     design = make_design(
         content["design"], content["fields"], content.get("rows"), content.get("seed", 0)
     )
     moving = tuple(f.name for f in design.fields)
-    names = tuple(dict.fromkeys(content.get("quantities") or DEFAULT_QUANTITIES))
-    front = tuple(content.get("pareto") or DEFAULT_FRONT)
-    if len(front) != 2 or front[0] == front[1]:
-        raise ValueError(f"pareto takes two quantities; got {list(front)}.")
+    names = _names(content, "quantities", DEFAULT_QUANTITIES)
+    front = _names(content, "pareto", DEFAULT_FRONT)
+    if len(front) != 2:
+        raise ValueError(f"pareto takes two quantities; got {shown(content['pareto'])}.")
     names = tuple(dict.fromkeys((*names, *front, "memory_share")))
     for name in names:
         quantities.check_quantity(name)
@@ -113,6 +113,21 @@ def read_sweep(spec: str | os.PathLike[str] | Mapping[str, Any]) -> Sweep:
         model, base, work, rules, ratio, design, names, front,
         _structure(base, work, design), _part_rows(content), _digest(content, model),
     )  # fmt: skip
+
+
+def _names(content: Mapping[str, Any], key: str, default: tuple[str, ...]) -> tuple[str, ...]:
+    """Names of quantities, each once."""
+    given = content.get(key) or default
+    if not isinstance(given, list | tuple) or not all(isinstance(name, str) for name in given):
+        raise ValueError(f"{key} must be a list of quantities; got {shown(given)}.")
+    return tuple(dict.fromkeys(given))
+
+
+def _workload(given: Any, dtype: str) -> Workload:
+    allowed = sorted(workload.__kwdefaults__ or {})
+    if given is not None and not (isinstance(given, Mapping) and set(given) <= set(allowed)):
+        raise ValueError(f"workload must be an object of {', '.join(allowed)}; got {shown(given)}.")
+    return workload(**({"dtype": dtype} | dict(given or {})))
 
 
 def _part_rows(content: Mapping[str, Any]) -> int:
@@ -131,7 +146,9 @@ def _base(given: Any) -> tuple[Architecture, str]:
 
 def _rules(base: Architecture, moving: tuple[str, ...], tie: Any) -> space.Rules:
     if tie not in (None, *space.TIES) or tie in moving:
-        raise ValueError(f"tie must be {' or '.join(space.TIES)}, and not be swept; got {tie!r}.")
+        raise ValueError(
+            f"tie must be {' or '.join(space.TIES)}, and not be swept; got {shown(tie)}."
+        )
     same_width = float(base.value_head_dim) == float(base.head_dim)
     multi_head = float(base.n_heads) == float(base.n_kv_heads)
     return space.Rules(
@@ -182,8 +199,8 @@ def sweep_rows(sweep: Sweep, start: int, stop: int) -> tuple[dict, Architecture,
     return columns, *full
 
 
-def _legal(archs: Architecture, works: Workload) -> np.ndarray:
-    """Rows that can be built and run: KV heads divide the heads, GPUs too, enough experts."""
+def legal_rows(archs: Architecture, works: Workload) -> np.ndarray:
+    """Rows [n] that can be built and run: KV heads divide the heads, GPUs too, enough experts."""
     latent = archs.latent_attention > 0
     heads = (archs.n_heads % np.maximum(archs.n_kv_heads, 1) == 0) | latent
     heads &= (archs.n_heads % 1 == 0) & (archs.n_heads % works.tensor_parallel == 0)
@@ -204,7 +221,7 @@ def part_table(sweep: Sweep, number: int) -> Any:
     arrays = {"row": np.arange(start, stop)}
     arrays |= {name: value.astype(np.float32) for name, value in columns.items()}
     arrays |= {name: values[:, i] for i, name in enumerate(sweep.names)}
-    arrays["legal"] = _legal(archs, works)
+    arrays["legal"] = legal_rows(archs, works)
     table = pa.table({name: np.ascontiguousarray(value) for name, value in arrays.items()})
     return table.replace_schema_metadata({_HASH: sweep.digest.encode()})
 

@@ -17,14 +17,13 @@ from typing import Any
 import numpy as np
 
 from hymell_jax import arrays, block_store, serving
-from hymell_jax.files import read_json, write_whole
+from hymell_jax.files import read_json
 
 FORMAT_VERSION = 1
 FOLDER, STEM = "systems", "level3"
 LARGEST = 80.0  # of a coefficient, a natural log
 TARGETS = ("time", "energy")
 WIDTHS = ("16 bits", "quantised")
-_DEFAULTS = dict.fromkeys(serving.FLAGS, 0.0)  # where a file leaves them out
 COEFFICIENTS = tuple(serving.ENGINE_COEFFICIENTS | serving.ENERGY_COEFFICIENTS)
 
 
@@ -45,17 +44,19 @@ def save(content: Mapping[str, Any], folder: str | os.PathLike[str], device: str
         ValueError: the folder cannot be written.
     """
     path = file_of(folder, device)
-    path.parent.mkdir(parents=True, exist_ok=True)
-    packed = arrays.pack(content["network"])
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise ValueError(f"The folder {str(path.parent)!r} cannot be made: {error}.") from error
+    packed, name = arrays.pack(content["network"]), arrays.free_name(path)
     plain = {
         "format_version": FORMAT_VERSION,
         **{key: content[key] for key in ("engines", "transferred", "card")},
         "network": block_store.spec_to_plain(serving.NETWORK),
-        "arrays": {"file": path.with_suffix(".npz").name, "sha256": arrays.digest(packed)},
+        "arrays": {"file": name, "sha256": arrays.digest(packed)},
     }
     text = json.dumps(_rounded(plain), indent=1, allow_nan=False)
-    write_whole(path.with_suffix(".npz"), packed)
-    write_whole(path, text + "\n")
+    arrays.write_pair(path, text + "\n", packed, name)
     return path
 
 
@@ -85,14 +86,15 @@ def load(folder: str | os.PathLike[str], device: str = FOLDER) -> dict[str, Any]
         raise ValueError(f"{where} is not of format_version {FORMAT_VERSION}.")
     if content.get("network") != block_store.spec_to_plain(serving.NETWORK):
         raise ValueError(f"{where}: its network is not the one of this version of the package.")
-    record = content.get("arrays")
-    if not isinstance(record, Mapping) or record.get("file") != path.with_suffix(".npz").name:
-        raise ValueError(f"{where}: arrays must name {path.with_suffix('.npz').name!r}.")
-    tree = arrays.read(path.with_suffix(".npz"), str(record.get("sha256")), f"{where}: arrays")
+    file, sha256 = arrays.checked_file(content.get("arrays"), path, where)
+    tree = arrays.read(file, sha256, f"{where}: arrays")
     for target in TARGETS:
         block_store.read_network(
             content["network"], tree.get(target), len(serving.FEATURES), f"{where}: {target}"
         )
+    card = content.get("card")
+    if not isinstance(card, Mapping) or not isinstance(card.get("sources"), list):
+        raise ValueError(f"{where}: its card must list its sources.")
     _check_engines(content.get("engines"), where)
     _check_widths(content.get("transferred"), f"{where}: transferred")
     return {**content, "network": tree}
@@ -107,11 +109,12 @@ def _check_engines(engines: Any, where: str) -> None:
             entry.get(field) if isinstance(entry, Mapping) else None
             for field in ("machines", "quantiles")
         )
-        if not isinstance(machines, Mapping) or not isinstance(quantiles, Mapping):
+        if not isinstance(machines, Mapping) or not isinstance(quantiles, Mapping) or not machines:
             raise ValueError(f"{here} must hold machines and quantiles.")
         for machine, terms in machines.items():
+            full = serving.ABSENT | terms if isinstance(terms, Mapping) else {}
             for name in COEFFICIENTS:
-                value = terms.get(name, _DEFAULTS.get(name)) if isinstance(terms, Mapping) else None
+                value = full.get(name)
                 if not _number(value) or abs(value) > LARGEST:
                     raise ValueError(f"{here}, {machine}: {name} must be within +-{LARGEST:g}.")
             _check_widths(quantiles.get(machine), f"{here}, {machine}")
@@ -128,4 +131,4 @@ def _check_widths(given: Any, where: str) -> None:
 
 def _number(value: Any) -> bool:
     plain = isinstance(value, int | float) and not isinstance(value, bool)
-    return plain and math.isfinite(value)
+    return plain and -math.inf < value < math.inf

@@ -12,6 +12,7 @@ from __future__ import annotations
 import dataclasses
 import difflib
 import math
+import reprlib
 from typing import Any
 
 import jax
@@ -186,16 +187,39 @@ def checked_number(name: str, value: Any, least: float, greatest: float) -> floa
         number = float(value)
     except (TypeError, ValueError, OverflowError):
         raise ValueError(
-            f"{name} must be a number between {least:g} and {greatest:g}; got {value!r}."
+            f"{name} must be a number between {least:g} and {greatest:g}; got {shown(value)}."
         ) from None
     if not math.isfinite(number) or not least <= number <= greatest:
-        raise ValueError(f"{name} must lie between {least:g} and {greatest:g}; got {value!r}.")
+        raise ValueError(f"{name} must lie between {least:g} and {greatest:g}; got {shown(value)}.")
     return number
+
+
+_SHORT = reprlib.Repr()
+_SHORT.maxstring = _SHORT.maxother = 80
+
+
+def shown(value: Any) -> str:
+    """A short text of any value, for messages: one line, nothing that a terminal would obey."""
+    try:
+        return _SHORT.repr(value)
+    except (ValueError, RecursionError):
+        return f"a {type(value).__name__} too large to show"
+
+
+def printable(text: str, limit: int = 120) -> str:
+    """The text itself, cut, with a question mark for each letter that cannot be shown."""
+    return "".join(letter if letter.isprintable() else "?" for letter in text[:limit])
+
+
+def reason(error: Exception) -> str:
+    """What a library said of a file, in one line without a full stop."""
+    said = printable(" ".join(str(error).split()) or type(error).__name__, 200)
+    return said.rstrip(".? ")
 
 
 def near_names(name: str, known) -> list[str]:
     """The known names closest to `name`: those that contain it first, then by spelling."""
-    lowered = str(name).lower()
+    lowered = str(name)[:200].lower()
     inside = [k for k in known if lowered and lowered in k.lower()]
     close = difflib.get_close_matches(lowered, [k for k in known if k not in inside], 5, 0.5)
     return sorted(inside) + close
@@ -219,7 +243,7 @@ def architecture(**fields: Any) -> Architecture:
     if unknown:
         near = near_names(unknown[0], ARCHITECTURE_FIELDS)
         hint = f" Did you mean {', '.join(near)}?" if near else ""
-        raise ValueError(f"Unknown architecture field {unknown[0]!r}.{hint}")
+        raise ValueError(f"Unknown architecture field {shown(unknown[0])}.{hint}")
     missing = [
         name
         for name in ("n_layers", "d_model", "n_heads", "d_ff", "vocab_size")
@@ -299,8 +323,8 @@ def dtype_bytes(name: str, what: str = "dtype") -> float:
     Raises:
         ValueError: not one of `DTYPES`.
     """
-    if name not in DTYPES:
-        raise ValueError(f"{what} must be one of {', '.join(DTYPES)}; got {name!r}.")
+    if not isinstance(name, str) or name not in DTYPES:
+        raise ValueError(f"{what} must be one of {', '.join(DTYPES)}; got {shown(name)}.")
     return DTYPES[name]
 
 
@@ -366,7 +390,7 @@ def device(**fields: Any) -> Device:
     if unknown:
         near = near_names(unknown[0], names)
         hint = f" Did you mean {', '.join(near)}?" if near else ""
-        raise ValueError(f"Unknown device field {unknown[0]!r}.{hint}")
+        raise ValueError(f"Unknown device field {shown(unknown[0])}.{hint}")
     missing = [name for name in names if fields.get(name) is None]
     if missing:
         raise ValueError(f"Missing device fields: {', '.join(missing)}.")

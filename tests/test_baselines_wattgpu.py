@@ -127,7 +127,7 @@ def test_the_importer_answers_bad_files_with_one_sentence(tmp_path, files):
     with pytest.raises(ValueError, match="lacks the columns lambda_qps"):
         wattgpu.read_runs(runs)
     frame.assign(gpu_0_power_draw_watts_mean="much").to_csv(runs)
-    with pytest.raises(ValueError, match="must hold numbers; got 'much'"):
+    with pytest.raises(ValueError, match="must hold positive numbers; got 'much'"):
         wattgpu.read_runs(runs)
     frame.assign(request_generation_tokens="__import__('os')").to_csv(runs)
     with pytest.raises(ValueError, match="row 0: not a list of numbers"):

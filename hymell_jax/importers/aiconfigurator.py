@@ -18,6 +18,7 @@ from pathlib import Path
 import numpy as np
 import pandas as pd
 
+from ..data import numbers
 from .tables import (
     chosen,
     concat,
@@ -25,6 +26,7 @@ from .tables import (
     finish,
     read_table,
     require_columns,
+    require_texts,
     seconds,
     whole_numbers,
 )
@@ -260,6 +262,7 @@ def _rows(path: Path, spec: _Source, device: str, runtime: str) -> pd.DataFrame:
     require_columns(source, needed + (["isl"] if tokens_before else []), path)
     source = source[~source[spec.text.get("dtype", "kernel_source")].isin(_DROPPED_DTYPES)]
     source = source.reset_index(drop=True)
+    require_texts(source, spec.text.values(), path)
     frame = pd.DataFrame({ours: source[theirs].astype("str") for ours, theirs in spec.text.items()})
     for ours, theirs in spec.whole.items():
         frame[ours] = source[theirs]
@@ -267,7 +270,8 @@ def _rows(path: Path, spec: _Source, device: str, runtime: str) -> pd.DataFrame:
     for name, value in spec.constants.items():
         frame[name] = value
     if tokens_before:  # cached tokens plus the new ones
-        frame["context_len"] += pd.to_numeric(source["isl"]).to_numpy()
+        whole_numbers(source, ["isl"], path)
+        frame["context_len"] += source["isl"].to_numpy()
     if spec.table == "operators/collectives":
         frame["message_bytes"] *= _element_bytes(frame["dtype"], path)
     frame["time_s"] = seconds(source["latency"], _MS, path)
@@ -288,7 +292,7 @@ def _element_bytes(dtype: pd.Series, path: Path) -> np.ndarray:
 
 def _watts(values: pd.Series, path: Path) -> np.ndarray:
     """Powers as given; one that was not measured (missing or 0) is NaN."""
-    watts = pd.to_numeric(values, errors="coerce").to_numpy(dtype=float)
+    watts = numbers(values, texts=True)
     watts = np.where(watts == 0, np.nan, watts)
     if np.any((watts < 0) | (watts > 1e4)):
         raise ValueError(f"{str(path)!r}: {values.name} must lie between 0 and 10000 W.")

@@ -20,6 +20,7 @@ from .tables import (
     finish_with_norms,
     read_table,
     require_columns,
+    require_texts,
     seconds,
     whole_numbers,
 )
@@ -91,6 +92,7 @@ def _profiles(base: Path) -> list[tuple[Path, str, str]]:
 def _rows(file: Path, gpu: str, model: str) -> pd.DataFrame:
     source = read_table(file)
     require_columns(source, ("layer_name", "input", "latency(ns)"), file)
+    require_texts(source, ["layer_name"], file)
     source = source[~source["layer_name"].isin(_DROPPED)].reset_index(drop=True)
     frame = source[["layer_name", "input"]].set_axis(["part", "num_tokens"], axis="columns")
     whole_numbers(frame, ("num_tokens",), file)

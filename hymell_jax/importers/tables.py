@@ -15,7 +15,9 @@ from pathlib import Path
 import numpy as np
 import pandas as pd
 
+from ..data import SIZES, numbers
 from ..files import write_whole
+from ..types import reason, shown
 
 TEST_PERCENT = 15
 """A group is for testing when the CRC-32 of its key, modulo 100, is below this."""
@@ -122,7 +124,8 @@ def finish(frame: pd.DataFrame, table: str, split: np.ndarray | None = None) -> 
         if pd.api.types.is_bool_dtype(kind) or isinstance(kind, pd.CategoricalDtype):
             continue
         if pd.api.types.is_integer_dtype(kind):
-            frame[name] = frame[name].astype("int32")
+            fits = frame[name].abs().max() < 2**31 if len(frame) else True
+            frame[name] = frame[name].astype("int32" if fits else "int64")
         elif pd.api.types.is_float_dtype(kind):
             frame[name] = frame[name].astype("float32")
         else:
@@ -168,20 +171,30 @@ def require_columns(frame: pd.DataFrame, names: Iterable[str], path: object) -> 
         raise ValueError(f"{str(path)!r} lacks the columns {', '.join(missing)}.")
 
 
+def require_texts(frame: pd.DataFrame, names: Iterable[str], path: object) -> None:
+    """Raises ValueError, naming the file, where a row lacks a text."""
+    for name in names:
+        if frame[name].isna().any():
+            row = int(np.flatnonzero(frame[name].isna())[0])
+            raise ValueError(f"{str(path)!r}: {name} is missing in row {row}.")
+
+
 def whole_numbers(frame: pd.DataFrame, names: Iterable[str], path: object) -> None:
     """Turn columns into int64 in place.
 
     Raises:
-        ValueError: a value that is not a whole number between 0 and 2**31 - 1.
+        ValueError: a value that is not a whole number between 0, or 1 for a size, and 2**31 - 1.
     """
     for name in names:
-        values = pd.to_numeric(frame[name], errors="coerce").to_numpy(dtype=float)
-        bad = ~(np.isfinite(values) & (values >= 0) & (values < 2**31) & (values % 1 == 0))
+        values = numbers(frame[name], texts=True)
+        values = np.where(np.isfinite(values), values, -1.0)
+        least = 1 if name in SIZES - {"context_len"} else 0
+        bad = ~((values >= least) & (values < 2**31) & (values % 1 == 0))
         if bad.any():
             row = int(np.flatnonzero(bad)[0])
             raise ValueError(
-                f"{str(path)!r}: {name} must hold whole numbers below 2**31; "
-                f"got {frame[name].iloc[row]!r} in row {row}."
+                f"{str(path)!r}: {name} must hold whole numbers from {least} and below 2**31; "
+                f"got {shown(frame[name].iloc[row])} in row {row}."
             )
         frame[name] = values.astype("int64")
 
@@ -198,13 +211,13 @@ def seconds(values: pd.Series, unit_s: float, path: object, longest_s: float = 1
     Raises:
         ValueError: a time that is not a number, not positive, or implausibly long.
     """
-    times = pd.to_numeric(values, errors="coerce").to_numpy(dtype=float) * unit_s
+    times = numbers(values, texts=True) * unit_s
     bad = ~((times > 0) & (times < longest_s))
     if bad.any():
         row = int(np.flatnonzero(bad)[0])
         raise ValueError(
             f"{str(path)!r}: {values.name} must be positive times in units of {unit_s:g} s, "
-            f"below {longest_s:g} s; got {values.iloc[row]!r} in row {row}."
+            f"below {longest_s:g} s; got {shown(values.iloc[row])} in row {row}."
         )
     return times
 
@@ -242,16 +255,27 @@ def read_table(path: Path) -> pd.DataFrame:
     except ImportError:
         raise ValueError("Reading Parquet needs pyarrow; install pyarrow.") from None
     except OSError as error:
-        reason = (error.strerror or str(error)).splitlines()[0].rstrip(".")
-        raise ValueError(f"{str(path)!r} cannot be read: {reason}.") from None
-    except ValueError as error:  # pandas and pyarrow derive theirs from ValueError
+        said = error.strerror or reason(error)
+        raise ValueError(f"{str(path)!r} cannot be read: {said}.") from None
+    except Exception as error:  # readers of files raise errors of many libraries
         if "Git LFS" in str(error):
             raise
-        reason = (str(error) or type(error).__name__).splitlines()[0].rstrip(".")
-        raise ValueError(f"{str(path)!r} cannot be read: {reason}.") from None
+        raise ValueError(f"{str(path)!r} cannot be read: {reason(error)}.") from None
     if not len(frame):
         raise ValueError(f"{str(path)!r} holds no rows.")
+    twice = frame.columns[frame.columns.duplicated()]
+    objects = [] if len(twice) else [name for name in frame if frame[name].dtype == object]
+    bad = [*twice, *(name for name in objects if frame[name].map(_is_nested).any())]
+    if bad:
+        raise ValueError(
+            f"{str(path)!r}: the column {shown(str(bad[0]))} must be there once and hold single "
+            "values."
+        )
     return frame
+
+
+def _is_nested(value: object) -> bool:
+    return isinstance(value, list | dict | np.ndarray)
 
 
 def chosen(

@@ -94,6 +94,8 @@ def _rows(file: Path, gpu: str, model: str) -> pd.DataFrame:
     require_columns(source, [*_WHOLE.values(), "use_gated_mlp", *required], file)
     frame = pd.DataFrame({ours: source[theirs] for ours, theirs in _WHOLE.items()})
     whole_numbers(frame, _WHOLE, file)
+    if not source["use_gated_mlp"].isin([True, False]).all():
+        raise ValueError(f"{str(file)!r}: use_gated_mlp must be True or False in every row.")
     frame["gated_ffn"] = source["use_gated_mlp"].astype(bool)
     for part, name in columns.items():
         given = name in source and not (part in _OPTIONAL and source[name].isna().all())

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
-import ast
+import json
 import os
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from hymell_jax.baselines.tdp import SCENARIOS
+from hymell_jax.data import numbers
 from hymell_jax.devices import DeviceSpec, get_device
+from hymell_jax.types import reason, shown
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -82,9 +84,8 @@ def _read_csv(path: str | os.PathLike[str], separator: str, columns, what: str) 
 
     try:
         frame = pd.read_csv(path, sep=separator)
-    except (OSError, ValueError) as error:
-        reason = " ".join(str(error).split())[:200]
-        raise ValueError(f"The {what} {str(path)!r} cannot be read: {reason}") from None
+    except Exception as error:  # readers of files raise errors of many libraries
+        raise ValueError(f"The {what} {str(path)!r} cannot be read: {reason(error)}.") from None
     missing = [name for name in columns if name not in frame]
     if missing:
         raise ValueError(
@@ -94,15 +95,17 @@ def _read_csv(path: str | os.PathLike[str], separator: str, columns, what: str) 
     return frame[list(columns)]
 
 
-def _numbers(frame: pd.DataFrame, names, what: str) -> None:
+def _numbers(frame: pd.DataFrame, names, what: str, positive=()) -> None:
     import pandas as pd
 
     for name in names:
-        converted = pd.to_numeric(frame[name], errors="coerce")
-        bad = converted.isna() & frame[name].notna()
+        converted = pd.Series(numbers(frame[name], texts=True), index=frame.index)
+        above = converted > 0 if name in positive else converted >= 0
+        bad = frame[name].notna() & ~(np.isfinite(converted) & above)
         if bad.any():
-            first = frame.loc[bad, name].iloc[0]
-            raise ValueError(f"Column {name} of the {what} must hold numbers; got {first!r}.")
+            kind = "positive " if name in positive else ""
+            first = shown(frame.loc[bad, name].iloc[0])
+            raise ValueError(f"Column {name} of the {what} must hold {kind}numbers; got {first}.")
         frame[name] = converted
 
 
@@ -116,7 +119,8 @@ def read_runs(path: str | os.PathLike[str]) -> pd.DataFrame:
     for name in _LISTS:
         frame[name] = [_list(text, name, row) for row, text in enumerate(frame[name])]
     scalars = [name for name in RUN_COLUMNS if name not in (*_LISTS, "model", "gpu_type")]
-    _numbers(frame, scalars, "table of runs")
+    positive = ("measurement_duration", "gpu_0_power_draw_watts_mean")
+    _numbers(frame, scalars, "table of runs", positive)
     return frame
 
 
@@ -125,11 +129,14 @@ def _list(text: Any, name: str, row: int) -> np.ndarray:
     if text is None or (isinstance(text, float) and np.isnan(text)):
         return np.zeros(0)
     try:
-        return np.asarray(ast.literal_eval(str(text)), np.float64).reshape(-1)
-    except (ValueError, SyntaxError, TypeError, MemoryError, RecursionError):
+        values = np.asarray(json.loads(str(text)), np.float64).reshape(-1)
+    except (ValueError, TypeError, RecursionError, OverflowError):
+        values = np.array([np.nan])
+    if not (np.isfinite(values) & (values >= 0)).all():
         raise ValueError(
-            f"Column {name}, row {row}: not a list of numbers; got {str(text)[:60]!r}."
-        ) from None
+            f"Column {name}, row {row}: not a list of numbers, none negative; got {shown(text)}."
+        )
+    return values
 
 
 def read_models(path: str | os.PathLike[str]) -> pd.DataFrame:
@@ -139,7 +146,8 @@ def read_models(path: str | os.PathLike[str]) -> pd.DataFrame:
         ValueError: unreadable, a column missing, or a value that is not a number.
     """
     frame = _read_csv(path, ";", MODEL_COLUMNS, "table of models").copy()
-    _numbers(frame, [n for n in MODEL_COLUMNS if n not in ("model_name", "model_type")], "models")
+    sizes = [name for name in MODEL_COLUMNS if name not in ("model_name", "model_type")]
+    _numbers(frame, sizes, "table of models", sizes)
     return frame
 
 
