@@ -120,7 +120,7 @@ def front_plot(content, model: str) -> Plot:
     names = short_names(content["devices"])
     figure, axes = new_axes(
         3.6, 0.62, 0.2, "J per 1000 output tokens against ms per token",
-        _context_line(content, model, "batch") + ", prefill included",
+        _context_line(content, model, "batch"),
     )  # fmt: skip
     axes.set_xscale("log")
     axes.set_yscale("log")
@@ -165,4 +165,5 @@ def front_plot(content, model: str) -> Plot:
         for x, y, p in (best[0], best[-1])
     ]
     description = f"Of {len(rows)} points {len(best)} are on the front, from {said[0]} to {said[1]}"
-    return Plot(file_stem(model, "pareto"), "Pareto front over devices", f"{description}.", figure)
+    description += ", energy of the prefill included."
+    return Plot(file_stem(model, "pareto"), "Pareto front over devices", description, figure)

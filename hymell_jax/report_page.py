@@ -146,8 +146,11 @@ def _glance(content: Mapping[str, Any]) -> str:
 
 def _warnings(content: Mapping[str, Any]) -> str:
     said: dict[str, list[str]] = {}
+    several = len(content["devices"]) > 3
     for pair in content["pairs"]:
         for warning in pair["answer"]["warnings"]:
+            if several:  # so that one sentence serves all
+                warning = warning.replace(pair["device"], "this GPU")
             said.setdefault(warning, []).append(f"{pair['model']} on {pair['device']}")
     for out in content["left_out"]:
         said[out["reason"]] = [f"{out['model']} on {out['device']} (not in this report)"]

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from hymell_jax.readable import (
@@ -55,6 +55,11 @@ def part_rows(pair: Mapping[str, Any], phase: str) -> list[dict[str, Any]]:
     return sorted(rows, key=lambda r: -r["time_share"])
 
 
+def _room(names: Iterable[str]) -> float:
+    """Inches left of the axes for these names."""
+    return 0.2 + 0.088 * max(map(len, names))
+
+
 def parts_plot(pair: Mapping[str, Any], phase: str) -> Plot:
     """Shares of time and energy of the parts of a pass, as bars."""
     rows = part_rows(pair, phase)
@@ -67,8 +72,9 @@ def parts_plot(pair: Mapping[str, Any], phase: str) -> Plot:
         })  # fmt: skip
     work = pair["answer"]["workload"]
     what = "one decode step" if phase == "decode" else "prefill"
+    left = _room(r["part"] for r in kept)
     figure, axes = new_axes(
-        1.5 + 0.44 * len(kept), 1.45, 0.75, f"Time and energy of {what} by part",
+        1.5 + 0.44 * len(kept), left, 0.75, f"Time and energy of {what} by part",
         f"{pair['model'][:28]} on {pair['device'][:20]}, batch {work['batch_size']:g}",
         ("time", "energy"),
     )  # fmt: skip
@@ -242,7 +248,7 @@ def slopes_plot(pair: Mapping[str, Any]) -> Plot:
     slopes = pair["elasticities"]
     fields = sorted(slopes, key=lambda f: -max(abs(slopes[f][q]) for q in quantities))[:9]
     figure, axes = new_axes(
-        1.5 + 0.42 * len(fields), 1.45, 0.35, "Percent more per percent more of a size",
+        1.5 + 0.42 * len(fields), _room(fields), 0.35, "Percent more per percent more of a size",
         f"{pair['model'][:30]} on {pair['device'][:24]}", ("time per token", "energy per token"),
     )  # fmt: skip
     for place, field in enumerate(fields):

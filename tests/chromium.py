@@ -110,6 +110,11 @@ class Page:
         assert "exceptionDetails" not in found, found["exceptionDetails"]
         return found["result"].get("value")
 
+    def close(self) -> None:
+        """End the browser, with all of its processes."""
+        self._session = None
+        self.call("Browser.close")
+
     def screenshot(self, path: Path) -> None:
         """The whole page as a PNG."""
         found = self.call("Page.captureScreenshot", captureBeyondViewport=True)
@@ -129,7 +134,10 @@ def page(binary: str, profile: Path) -> Iterator[Page]:
     os.close(to_read)
     os.close(from_write)
     try:
-        yield Page(from_read, to_write)
+        found = Page(from_read, to_write)
+        yield found
+        found.close()
+        process.wait(20)
     finally:
         process.kill()
         process.wait()
