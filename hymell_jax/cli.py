@@ -11,6 +11,7 @@ from typing import Any
 import click
 
 from hymell_jax import (
+    cli_compare,
     cli_data,
     cli_predict,
     cli_profile,
@@ -47,7 +48,7 @@ def main() -> None:
     """Latency, energy and memory of LLM inference, from a model's configuration and a GPU."""
 
 
-for _room in (cli_predict, cli_report, cli_search, cli_rank, cli_data, cli_profile):
+for _room in (cli_predict, cli_compare, cli_report, cli_search, cli_rank, cli_data, cli_profile):
     for _command in _room.COMMANDS:
         main.add_command(_command)
 

@@ -1,4 +1,4 @@
-"""The commands `predict` and `compare`; registered by `cli`. JAX is imported inside."""
+"""The command `predict`; registered by `cli`. JAX is imported inside."""
 
 from __future__ import annotations
 
@@ -10,18 +10,16 @@ from hymell_jax.cli_options import (
     DTYPES,
     LEVELS,
     batch_options,
-    device_option,
     devices_option,
     dtype_option,
     json_option,
-    model_argument,
     models_argument,
     runtime_option,
     subjects,
     tensor_parallel_option,
     together,
 )
-from hymell_jax.cli_output import cell, joules, print_json, seconds, table
+from hymell_jax.cli_output import print_json
 from hymell_jax.cli_show import show_comparison, show_prediction
 
 _cost_options = together(
@@ -107,33 +105,4 @@ def _lined_up(one: Any, names: list[str], places: list[str]) -> dict[str, Any]:
     return {"predictions": found, "left_out": left_out}
 
 
-@click.command()
-@model_argument
-@device_option
-@batch_options
-@json_option
-def compare(model, device, batch, prompt, output, as_json) -> None:
-    """MODEL in bf16 by every method side by side, with what each assumes and leaves out."""
-    from hymell_jax import comparison, models, types
-
-    hf = models.resolve_model(model)
-    work = types.workload(batch_size=batch, prompt_tokens=prompt, output_tokens=output)
-    content = comparison.compare(hf, device, work)
-    if as_json:
-        print_json(content)
-        return
-
-    shows = (seconds, joules, seconds, joules)
-    rows = [
-        [m["method"], *(cell(m[q], f) for q, f in zip(comparison.SHOWN, shows, strict=True))]
-        for m in content["methods"]
-    ]
-    title = f"{content['model']} on {content['device']}, bf16, batch {batch:g}"
-    headings = ["", "prefill", "energy", "decode, a token", "energy"]
-    table(f"{title}, prompt {prompt:g}, output {output:g}", headings, rows)
-    for m in content["methods"]:
-        click.echo(f"\n{m['method']}: assumes {'; '.join(m['assumes'])}.")
-        click.echo(f"  Leaves out {'; '.join(m['leaves_out'])}. {m['coefficients']}")
-
-
-COMMANDS = (predict, compare)
+COMMANDS = (predict,)

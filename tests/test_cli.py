@@ -60,12 +60,14 @@ def test_compare_lines_up_every_method():
     methods = json.loads(run(*arguments, "--json").stdout)["methods"]
     by_name = {m["method"]: m for m in methods}
     assert set(by_name) == {
-        "hymell_jax", "tokens-to-watt-hours", "wattgpu", "sweetspot", "life", "liminal",
+        "hymell_jax, level 3", "hymell_jax, level 2", "hymell_jax, level 1",
+        "tokens-to-watt-hours", "wattgpu", "sweetspot", "life", "liminal",
         "amali-lite", "roofline", "tdp", "load-scaled-tdp",
     }  # fmt: skip
     assert all(m["assumes"] and m["leaves_out"] and m["source"] for m in methods)
-    ours, roofline = by_name["hymell_jax"], by_name["roofline"]
-    assert ours["decode_time_per_token_s"] > roofline["decode_time_per_token_s"] > 0
+    steps = [m["decode_time_per_token_s"] for m in methods[:3]]
+    assert steps[0] > steps[2] > by_name["roofline"]["decode_time_per_token_s"] > 0
+    assert "queueing" in methods[0]["leaves_out"][0] and "host" in methods[2]["leaves_out"][0]
     assert by_name["tokens-to-watt-hours"]["decode_time_per_token_s"] is None
     table = run(*arguments)
     assert table.exit_code == 0
