@@ -160,7 +160,8 @@ def _add_products(table, coefficients, device, arch, work, rows, structure) -> N
         ]
 
     def one(shape):
-        return gemm.gemm_time(coefficients, device, *shape, 1.0)
+        m, n, k, weight_bytes, input_bytes, groups = shape
+        return gemm.gemm_time(coefficients, device, m, n, k, weight_bytes, input_bytes, groups, 1.0)
 
     # a loop, not an axis: a batch of architectures is then contiguous inside `gemm_time`
     time_s, shares = jax.lax.map(one, tuple(column.reshape(-1) for column in shapes))
@@ -244,7 +245,7 @@ def _attention_phase(
         middle = 0.5 * (work.context_start_tokens + work.context_end_tokens)
         half = 0.5 * (work.context_end_tokens - work.context_start_tokens)
         tokens = middle + half * np.float32(_GAUSS_POINTS)
-        weights = np.float32(_GAUSS_WEIGHTS / 2.0)
+        weights = (_GAUSS_WEIGHTS / 2.0).astype(np.float32)
     else:
         tokens, weights = work.prompt_tokens[None], np.ones(1, np.float32)
 

@@ -32,7 +32,7 @@ import jax
 import jax.numpy as jnp
 
 from hymell_jax.smooth import floating
-from hymell_jax.types import Device
+from hymell_jax.types import Device, Value
 
 ATTENTION_REGIMES = ("launch", "tensor", "exp", "tiles", "chain", "memory")
 """Order of the regime weights: each term's share of d log(time)."""
@@ -293,13 +293,14 @@ def _log_terms(
     value_head_dim,
     window_tokens,
     kv_bytes,
+    *,
     l2_residency,
 ) -> list[jax.Array]:
     """log seconds of each of `ATTENTION_REGIMES`; `c` without the prefix of the phase."""
     last_keys = attended_keys(tokens, window_tokens)
     if phase == "prefill":
         queries, cached, log_tile = tokens, tokens, _log(QUERY_TILE_ROWS)
-        block = KEY_BLOCK_TOKENS
+        block: Value = KEY_BLOCK_TOKENS
         if "log_key_block" in c:
             block = jnp.minimum(jnp.exp(c["log_key_block"]), tokens)
         mean_keys = causal_pairs(tokens, window_tokens) / tokens + 0.5 * block
@@ -340,7 +341,7 @@ def attention_log_terms(
         l2_residency: as there.
     """
     c = _phase(coefficients, phase)
-    terms = _log_terms(phase, c, device, *sizes, l2_residency)
+    terms = _log_terms(phase, c, device, *sizes, l2_residency=l2_residency)
     return terms, jnp.log(_combine(c, terms)[0])
 
 
@@ -388,7 +389,7 @@ def attention_prefill_time_s(
     """
     c = _phase(coefficients, "prefill")
     sizes = (batch, seq_len, n_heads, n_kv_heads, head_dim, value_head_dim, window_tokens, kv_bytes)
-    return _combine(c, _log_terms("prefill", c, device, *sizes, l2_residency))
+    return _combine(c, _log_terms("prefill", c, device, *sizes, l2_residency=l2_residency))
 
 
 def attention_decode_time_s(
@@ -419,7 +420,7 @@ def attention_decode_time_s(
     """
     c = _phase(coefficients, "decode")
     cache = (context_len, n_heads, n_kv_heads, head_dim, value_head_dim, window_tokens, kv_bytes)
-    return _combine(c, _log_terms("decode", c, device, batch, *cache, l2_residency))
+    return _combine(c, _log_terms("decode", c, device, batch, *cache, l2_residency=l2_residency))
 
 
 ATTENTION_TIME_S = {"prefill": attention_prefill_time_s, "decode": attention_decode_time_s}

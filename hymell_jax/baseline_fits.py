@@ -95,7 +95,7 @@ def measured_rows(p: Problem, prompt_tokens: np.ndarray) -> Measured:
 
     Bare models without the product that makes logits are given a vocabulary of one.
     """
-    prompt = np.asarray(prompt_tokens, np.float32)
+    prompt: Any = np.asarray(prompt_tokens, np.float32)
     work = dataclasses.replace(
         p.rows.work,
         prompt_tokens=prompt,
@@ -103,7 +103,7 @@ def measured_rows(p: Problem, prompt_tokens: np.ndarray) -> Measured:
         context_end_tokens=prompt + p.rows.work.output_tokens,
     )
     headless = p.frame["table"].isin(HEADLESS_TABLES).to_numpy()
-    vocabulary = np.where(headless, np.float32(1.0), p.rows.arch.vocab_size)
+    vocabulary: Any = np.where(headless, np.float32(1.0), p.rows.arch.vocab_size)
     arch = dataclasses.replace(p.rows.arch, vocab_size=vocabulary)
     arrays = (np.asarray(x) for x in (p.rows.turns, p.rows.phase, p.rows.measured))
     return Measured(p.frame, arch, work, p.rows.device, *arrays)

@@ -180,7 +180,7 @@ def fit_power(
         kind = name.partition("_")[0]
         kinds[kind] = kinds.get(kind, 0) + len(columns[0])
     total = sum(kinds.values())
-    columns = [np.concatenate([r[i] for r in rows.values()]) for i in range(5)]
+    stacked = [np.concatenate([r[i] for r in rows.values()]) for i in range(5)]
     weights = np.concatenate([
         np.full(len(r[0]), (1.0 if name == "gemm" else block_weight) * total
                 / kinds[name.partition("_")[0]])
@@ -200,7 +200,7 @@ def fit_power(
 
     start = power.default_coefficients()
     fitted, _ = fit.minimise(
-        loss, start, tuple(np.float32(x) for x in (*columns, weights, is_block)),
+        loss, start, tuple(np.asarray(x, np.float32) for x in (*stacked, weights, is_block)),
         steps=1500, batch=4096, learning_rate=0.03, seed=seed, what="power", progress=progress,
     )  # fmt: skip
     return fitted, {name: len(r[0]) for name, r in rows.items()}

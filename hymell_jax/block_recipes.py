@@ -307,7 +307,7 @@ def fit_block(
         progress=progress and (lambda _, done, total: progress(name, done, total)),
         **options,
     )
-    fitted = {
+    fitted: dict[str, Any] = {
         "coefficients": {key: np.float32(value) for key, value in own.items()},
         "spec": spec,
         "params": params,

@@ -166,10 +166,10 @@ def linear_time(
         level1_s, _ = linear.linear_kernel_time_s(*arguments, l2_residency=l2_residency)
         features = linear.linear_features(*arguments, l2_residency=l2_residency)
         parts.append(corrected(block, level1_s, features))
-    total = sum(part.time_s for part in parts)
+    total = jnp.asarray(sum(part.time_s for part in parts))
     return BlockTime(
         time_s=total,
-        spread=sum(part.spread * part.time_s for part in parts) / total,
+        spread=jnp.asarray(sum(part.spread * part.time_s for part in parts)) / total,
         familiarity=jnp.minimum(parts[0].familiarity, parts[1].familiarity),
     )
 

@@ -59,7 +59,7 @@ _TEXTS = ("time", "energy", "energy_from", "energy_note", "transferred_from")
 DOMAIN_FIELDS = tuple(f"gemm_log_{name}_{end}" for name in "mnk" for end in ("min", "max"))
 
 
-def default_linear_coefficients() -> dict[str, np.ndarray]:
+def default_linear_coefficients() -> dict[str, Any]:
     """Gated delta net: a tenth of the tensor peak, two thirds of the bandwidth; not fitted."""
     return {
         "log_launch_s": np.float32(math.log(8e-6)),

@@ -185,7 +185,7 @@ def devices(as_json) -> None:
     measured: dict[str, list[str]] = {}
     for name, runtime, dtype in checkpoint.available():
         measured.setdefault(name, []).append(f"{runtime} {dtype}")
-    content = []
+    content: list[dict[str, Any]] = []
     for name in device_names():
         spec = get_device(name)
         fields = {
@@ -223,7 +223,7 @@ def models(as_json) -> None:
     from hymell_jax import parameters
     from hymell_jax.models import model_names, preset, preset_source
 
-    content = []
+    content: list[dict[str, Any]] = []
     for name in model_names():
         hf = preset(name)
         total, active = parameters.exact_parameters(hf.architecture)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import click
@@ -81,7 +82,7 @@ def predict(
 
     if len(names) * len(places) == 1:
         content = one(names[0], places[0])
-        show = show_prediction
+        show: Callable[[Mapping[str, Any]], None] = show_prediction
     else:
         content = _lined_up(one, names, places)
         show = show_comparison

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+from collections.abc import Callable
 from typing import Any
 
 import click
@@ -81,9 +82,11 @@ def search(
     if pareto:
         from hymell_jax.pareto import front
 
-        run = functools.partial(front, against=pareto, points=points)
+        run: Callable[..., dict[str, Any]] = functools.partial(front, against=pareto, points=points)
     else:
-        from hymell_jax.optimise import search as run
+        from hymell_jax.optimise import search
+
+        run = search
     with progress() as report:
         content = run(model_or_space, device, progress=report, **question)
     if as_json:
@@ -177,7 +180,7 @@ def explain(model, device, runtime, dtype, workload, as_json, target) -> None:
 
     hf = models.resolve_model(model)
     chosen = dtype or hf.dtype
-    work = types.workload(**({"dtype": chosen} | workload_options(workload)))
+    work = types.workload(**(dict[str, Any](dtype=chosen) | workload_options(workload)))
     fitted = checkpoint.load(device, runtime, chosen)
     name, limit = next(iter(goal.items()), (None, None))
     content = sensitivity.explain(fitted, hf, work, name, limit)

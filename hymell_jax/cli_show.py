@@ -110,7 +110,7 @@ def _parts_rows(parts: Mapping[str, Mapping[str, Any]]) -> list[list[str]]:
 def show_prediction(c: Mapping[str, Any]) -> None:
     """One model on one device."""
     title = f"{c['model']} on {c['device']} ({c['runtime']}, {c['dtype']}), level {c['level']}"
-    rows = _rows(c)
+    rows: list[tuple[str, ...]] = [*_rows(c)]
     headings = ["", "value"]
     if c["interval"]:
         headings.append(f"{100 * c['interval']['coverage']:.0f} % interval")

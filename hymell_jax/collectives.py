@@ -21,6 +21,7 @@ Each path grows with bytes and with p, and so does the minimum. At p = 1 all are
 from __future__ import annotations
 
 from collections.abc import Mapping
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -57,7 +58,7 @@ _FARTHEST = 30.0  # a path beyond its limit costs at most e^30 times as much
 _STEPS = 3000
 
 
-def default_coefficients() -> dict[str, np.ndarray]:
+def default_coefficients() -> dict[str, Any]:
     """Start of a fit: a few microseconds, two thirds of the link, no kernels above 12 MB."""
     return {name: np.float32(value) for name, value in DEFAULTS.items()}
 

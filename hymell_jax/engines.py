@@ -81,7 +81,8 @@ def networks_of(content: Mapping[str, Any]) -> dict[str, Any]:
     found = {}
     for target in ("time", "energy"):
         entry = content["network"][target]
-        columns = {name: np.asarray(v, np.float32) for name, v in entry["normalizer"].items()}
+        given = entry["normalizer"].items()
+        columns: dict[str, Any] = {name: np.asarray(v, np.float32) for name, v in given}
         found[target] = {
             "params": _arrays(entry["params"]),
             "normalizer": Normalizer(**columns),

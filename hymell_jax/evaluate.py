@@ -180,9 +180,8 @@ def gemm_errors(content: dict[str, Any], frame: pd.DataFrame, form: str) -> list
 def _published_gemm(coefficients, m, n, k, element_bytes) -> np.ndarray:
     """The published equation in float64 with hard regimes, as it was fitted."""
     with jax.enable_x64(True):
-        terms = np.asarray(
-            gemm.published_terms(*(jnp.asarray(a, jnp.float64) for a in (m, n, k)), element_bytes)
-        )
+        m64, n64, k64 = (jnp.asarray(a, jnp.float64) for a in (m, n, k))
+        terms = np.asarray(gemm.published_terms(m64, n64, k64, element_bytes))
     regime = gemm.published_regime(m, n, k, element_bytes)
     return np.sum(terms * np.asarray(coefficients, np.float64)[regime], axis=1)
 
@@ -239,7 +238,8 @@ def rowwise_errors(
     found = []
     for (runtime, dtype), blocks in measured.items():
         rows, cols, time_s, predicted = map(np.concatenate, zip(*blocks, strict=True))
-        regime, kinds = np.full(len(rows), -1), ()
+        regime = np.full(len(rows), -1)
+        kinds: tuple[str, ...] = ()
         if operator in PUBLISHED_ROWWISE:
             regime, kinds = PUBLISHED_ROWWISE[operator][1](rows, cols), rowwise.REGIMES
         base = dict(level=1, form=form, table=operator, device=device, target="time")

@@ -161,7 +161,7 @@ def fit_ffn(
     )
     up = (tokens, (arrays["n_matrices"] - 1.0) * width, arrays["d_model"], part_s["up"])
     down = (tokens, arrays["d_model"], width, part_s["down"])
-    blocks = [up, down]
+    blocks: list[tuple[np.ndarray, ...]] = [up, down]
     if more_products is not None:
         blocks.append(tuple(more_products[name] for name in ("m", "n", "k", "time_s")))
     rows = [np.concatenate([np.asarray(b[i], np.float64) for b in blocks]) for i in range(4)]
@@ -217,11 +217,11 @@ def ffn_features(
 
     The others are as in `ffn_time_s`.
     """
-    tokens, *sizes = sizes
+    tokens, *widths = sizes
     parts, bounds = _parts(
-        coefficients, product, device, tokens, sizes, weight_bytes, streaming_weights
+        coefficients, product, device, tokens, widths, weight_bytes, streaming_weights
     )
-    (up_n, up_k), (down_n, down_k) = _products(*sizes)
+    (up_n, up_k), (down_n, down_k) = _products(*widths)
     total, log_rows = jnp.sum(parts), jnp.log2(floating(tokens))
     weights = (up_n * up_k + down_n * down_k) * weight_bytes
     waves = [

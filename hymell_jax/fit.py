@@ -8,7 +8,7 @@ float64.
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import jax
@@ -143,7 +143,7 @@ def fit_gemm(
     return coefficients, value
 
 
-def _scattered(start: dict[str, np.ndarray], seed: int) -> dict[str, np.ndarray]:
+def _scattered(start: Mapping[str, Any], seed: int) -> dict[str, np.ndarray]:
     """The starting point with its per-kernel numbers spread a little, so that kernels differ."""
     generator = np.random.default_rng(seed)
     return {

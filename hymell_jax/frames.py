@@ -77,9 +77,7 @@ def _read(path: Any) -> pd.DataFrame:
         place = Path(path)
         return (pd.read_parquet if place.suffix == ".parquet" else pd.read_csv)(place)
     except Exception as error:  # readers of files raise errors of many libraries
-        raise ValueError(
-            f"The table {shown(str(path))} cannot be read: {reason(error)}."
-        ) from None
+        raise ValueError(f"The table {shown(str(path))} cannot be read: {reason(error)}.") from None
 
 
 def _column(name: str, column: pd.Series) -> np.ndarray:

@@ -31,6 +31,8 @@ published edges over the ridge point of the published device, plus the launch ga
 
 from __future__ import annotations
 
+from typing import Any
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -44,9 +46,9 @@ from hymell_jax.smooth import (
     smooth_maximum,
     smooth_minimum,
 )
-from hymell_jax.types import Device
+from hymell_jax.types import Device, Value
 
-Coefficients = dict[str, jax.Array]
+Coefficients = dict[str, Any]
 
 REGIMES = ("launch", "memory", "balanced_memory", "balanced_compute", "compute")
 BOUNDS = ("launch", "compute", "cache", "latency", "memory", "split")
@@ -150,7 +152,7 @@ def default_coefficients() -> Coefficients:
     return {name: np.asarray(value, np.float32) for name, value in values.items()}
 
 
-def floating_operations(m: jax.Array, n: jax.Array, k: jax.Array) -> jax.Array:
+def floating_operations(m: Value, n: Value, k: Value) -> jax.Array:
     """2 m n k."""
     return 2.0 * m * n * k
 
@@ -164,7 +166,7 @@ def cached_bytes_per_flop(weight_bytes, input_bytes):
     return 0.5 * (input_bytes / 256.0 + weight_bytes / 128.0)
 
 
-def peak_rate(device: Device, element_bytes: jax.Array) -> jax.Array:
+def peak_rate(device: Device, element_bytes: Value) -> jax.Array:
     """FLOP/s of the matrix units: the bf16 rate at two bytes an element, the fp8 rate at one.
 
     In between it is interpolated in ln(bytes), and held outside.
@@ -182,9 +184,7 @@ def _residency(reuse: jax.Array, filled: jax.Array) -> jax.Array:
     return (1.0 + filled) / (1.0 + reuse + filled)
 
 
-def _many_rows(
-    c: Coefficients, m: jax.Array, n: jax.Array, k: jax.Array, peak_s: jax.Array
-) -> jax.Array:
+def _many_rows(c: Coefficients, m: Value, n: Value, k: Value, peak_s: jax.Array) -> jax.Array:
     """Seconds lost to many rows. Observed on B200: from some 2,700 on, but for huge weights, the
     library's kernels reach a fifth less. x / (1 + x^3)^(1/3) of weights rises with n and k."""
     many = jax.nn.sigmoid(ROW_STEP * (jnp.log(m) - c["log_rows"]))
@@ -196,13 +196,13 @@ def _many_rows(
 def _kernel_terms(
     c: Coefficients,
     device: Device,
-    m: jax.Array,
-    n: jax.Array,
-    k: jax.Array,
-    weight_bytes: jax.Array,
-    activation_bytes: jax.Array,
-    groups: jax.Array,
-    streaming_weights: jax.Array,
+    m: Value,
+    n: Value,
+    k: Value,
+    weight_bytes: Value,
+    activation_bytes: Value,
+    groups: Value,
+    streaming_weights: Value,
 ) -> dict[str, jax.Array]:
     """Seconds of each term of each kernel, arrays [n_kernels]."""
 
@@ -263,13 +263,13 @@ def _kernel_terms(
 def gemm_time(
     coefficients: Coefficients,
     device: Device,
-    m: jax.Array,
-    n: jax.Array,
-    k: jax.Array,
-    weight_bytes: jax.Array = 2.0,
-    activation_bytes: jax.Array = 2.0,
-    groups: jax.Array = 1.0,
-    streaming_weights: jax.Array = 0.0,
+    m: Value,
+    n: Value,
+    k: Value,
+    weight_bytes: Value = 2.0,
+    activation_bytes: Value = 2.0,
+    groups: Value = 1.0,
+    streaming_weights: Value = 0.0,
     sharpness: int = CHOICE,
 ) -> tuple[jax.Array, jax.Array]:
     """Refined seconds of one product, and the share of each of `BOUNDS`; scalar inputs.
@@ -319,7 +319,7 @@ def gemm_time(
     return time_s, jnp.stack([launch / time_s, *shares, split])
 
 
-def regime_gates(time_ratio: jax.Array, flops: jax.Array, temperature: jax.Array) -> jax.Array:
+def regime_gates(time_ratio: Value, flops: Value, temperature: Value) -> jax.Array:
     """Weights of `REGIMES` [..., 5] on ln(compute time / memory time) and the FLOPs of a product.
 
     The edges are the published intensities over the published ridge point, so on the published
@@ -332,7 +332,7 @@ def regime_gates(time_ratio: jax.Array, flops: jax.Array, temperature: jax.Array
 
 
 def data_sheet_seconds(
-    device: Device, m: jax.Array, n: jax.Array, k: jax.Array, weight_bytes: jax.Array = 2.0
+    device: Device, m: Value, n: Value, k: Value, weight_bytes: Value = 2.0
 ) -> tuple[jax.Array, jax.Array]:
     """(FLOPs over peak, bytes over bandwidth) of one product with two-byte activations, seconds."""
     compute = floating_operations(m, n, k) / peak_rate(device, weight_bytes)
@@ -346,9 +346,7 @@ PUBLISHED_TERMS = (
 )  # fmt: skip
 
 
-def published_terms(
-    m: jax.Array, n: jax.Array, k: jax.Array, element_bytes: jax.Array = 2.0
-) -> jax.Array:
+def published_terms(m: Value, n: Value, k: Value, element_bytes: Value = 2.0) -> jax.Array:
     """The eleven terms of equation 5 of arXiv 2608.06723, [..., 11]; PF = m n / k."""
     flops = floating_operations(m, n, k)
     inputs = (m + n) * k * element_bytes
@@ -366,11 +364,11 @@ def published_terms(
 
 
 def published_gates(
-    m: jax.Array,
-    n: jax.Array,
-    k: jax.Array,
-    temperature: jax.Array,
-    element_bytes: jax.Array = 2.0,
+    m: Value,
+    n: Value,
+    k: Value,
+    temperature: Value,
+    element_bytes: Value = 2.0,
 ) -> jax.Array:
     """Weights of `REGIMES` [..., 5] on ln(FLOP/byte). Hard limit: equation 6, one-hot."""
     flops = floating_operations(m, n, k)
@@ -383,11 +381,11 @@ def published_gates(
 
 def published_gemm(
     coefficients: jax.Array,
-    m: jax.Array,
-    n: jax.Array,
-    k: jax.Array,
-    temperature: jax.Array = 0.02,
-    element_bytes: jax.Array = 2.0,
+    m: Value,
+    n: Value,
+    k: Value,
+    temperature: Value = 0.02,
+    element_bytes: Value = 2.0,
 ) -> jax.Array:
     """Equation 5 of arXiv 2608.06723 with soft regimes: seconds or joules, as the fit was.
 

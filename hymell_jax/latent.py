@@ -31,7 +31,7 @@ import numpy as np
 from hymell_jax.gemm import peak_rate
 from hymell_jax.robust_fit import fit_coefficients
 from hymell_jax.smooth import floating, p_norm
-from hymell_jax.types import Device
+from hymell_jax.types import Device, Value
 
 LATENT_PHASES = ("prefill", "decode")
 LATENT_TERMS = ("launch", "rows", "compute", "weights", "tensor", "cache", "chain")
@@ -69,12 +69,12 @@ log_pnorm           p = 1 + e
 class LatentShape:
     """Widths of the module; the defaults are DeepSeek-V3's."""
 
-    d_model: float = 7168.0
-    q_rank: float = 1536.0
-    kv_rank: float = 512.0
-    nope_dim: float = 128.0
-    rope_dim: float = 64.0
-    v_dim: float = 128.0
+    d_model: Value = 7168.0
+    q_rank: Value = 1536.0
+    kv_rank: Value = 512.0
+    nope_dim: Value = 128.0
+    rope_dim: Value = 64.0
+    v_dim: Value = 128.0
 
 
 def projection_weights(shape: LatentShape, n_heads) -> jax.Array:
@@ -142,6 +142,7 @@ def latent_time_s(
     n_heads,
     weight_bytes=2.0,
     kv_bytes=2.0,
+    *,
     shape: LatentShape | None = None,
 ) -> tuple[jax.Array, jax.Array]:
     """Seconds of one latent-attention module, projections included, and what holds it up.

@@ -129,6 +129,7 @@ def linear_kernel_time_s(
     v_heads,
     k_dim=128.0,
     v_dim=128.0,
+    *,
     l2_residency=1.0,
 ) -> tuple[jax.Array, jax.Array]:
     """Seconds of one kernel of one layer, and what holds it up.

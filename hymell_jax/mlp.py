@@ -138,7 +138,8 @@ def _product(parts: tuple[jax.Array, ...], kernel: jax.Array) -> jax.Array:
     A compiler that fuses the units into one array computes them anew for every use.
     """
     edges = np.cumsum([part.shape[-1] for part in parts])[:-1]
-    return sum(part @ rows for part, rows in zip(parts, jnp.split(kernel, edges), strict=True))
+    pieces = jnp.split(kernel, edges)
+    return jnp.asarray(sum(part @ rows for part, rows in zip(parts, pieces, strict=True)))
 
 
 class _MonotoneNetwork(nn.Module):
@@ -153,7 +154,8 @@ class _MonotoneNetwork(nn.Module):
         for _ in range(2):
             free = nn.silu(nn.Dense(spec.embedding)(free))
         scaled = nn.initializers.variance_scaling(1.0, "fan_in", "normal")
-        hidden, n_in = (monotone,), spec.n_monotone
+        hidden: tuple[jax.Array, ...] = (monotone,)
+        n_in = spec.n_monotone
         for layer, width in enumerate(spec.hidden):
             kernel = self.param(f"monotone_{layer}", scaled, (n_in, width))
             offset = nn.Dense(width, bias_init=nn.initializers.normal(0.5))(free)
@@ -236,7 +238,7 @@ def apply_mlp(
         level1_scale: of a monotone network: ln(time) per unit of the last monotone feature.
     """
     if spec.n_monotone:
-        out = _MonotoneNetwork(spec).apply({"params": params}, x, level1_scale)
+        out: Any = _MonotoneNetwork(spec).apply({"params": params}, x, level1_scale)
     else:
         out = _Network(spec).apply({"params": params}, x)
     return bounded(out, spec.bound)

@@ -75,7 +75,7 @@ class CostModel:
             )
         if level == self.level:
             return self
-        kept = {"blocks": self.blocks if level > 1 else {}}
+        kept: dict[str, Any] = {"blocks": self.blocks if level > 1 else {}}
         kept["engine"] = self.engine if level > 2 else None
         return dataclasses.replace(self, **kept)
 
@@ -169,7 +169,7 @@ def _phase(costs: PassCosts) -> Phase:
     )
 
 
-def _serve(engine: Engine, model, arch, work, phases) -> tuple[tuple[Phase, Phase], serving.Served]:
+def _serve(engine: Engine, model, arch, work, phases) -> tuple[tuple[Phase, ...], serving.Served]:
     """Both passes as a serving engine runs them."""
     served = serving.serve(
         engine.coefficients, engine.networks, model.device, arch, work,

@@ -33,7 +33,7 @@ import numpy as np
 from hymell_jax.gemm import peak_rate
 from hymell_jax.robust_fit import fit_coefficients
 from hymell_jax.smooth import added_and_overlapped, floating, log2_whole_waves
-from hymell_jax.types import Device
+from hymell_jax.types import Device, Value
 
 MOE_TERMS = ("launch", "rows", "memory", "compute", "chain")
 """Order of the shares: each term's part of d log(time)."""
@@ -140,7 +140,8 @@ def expert_load(tokens, n_experts, top_k, expert_parallel=1.0, exponent=0.0) -> 
     imbalance = 1.0 + excess + TAIL * jnp.square(excess)
     imbalance = jnp.minimum(jnp.minimum(imbalance, ep), 1.0 / share)
     skewed = jnp.clip(floating(exponent), 0.0, 1.0)
-    touched = padded = 0.0
+    touched: Value = 0.0
+    padded: Value = 0.0
     for weight, load in pairs:
         mean_rows = tokens * share * load * imbalance
         chance = jnp.minimum(share * load * imbalance, 1.0 - 1e-6)
@@ -292,10 +293,10 @@ def moe_features(coefficients: Mapping[str, float], device: Device, *sizes) -> j
     """
     found = _timed(coefficients, device, *sizes)
     load, width = found.load, found.width
-    sizes = dict(zip(MOE_SIZES, sizes, strict=True))
+    given = dict(zip(MOE_SIZES, sizes, strict=True))
     names = ("tokens", "d_model", "top_k", "expert_parallel", "exponent")
-    tokens, d_model, top_k, expert_parallel, exponent = (floating(sizes[name]) for name in names)
-    n_matrices, weight_bytes, routed = sizes["n_matrices"], sizes["weight_bytes"], tokens * top_k
+    tokens, d_model, top_k, expert_parallel, exponent = (floating(given[name]) for name in names)
+    n_matrices, weight_bytes, routed = given["n_matrices"], given["weight_bytes"], tokens * top_k
     tiles = load.padded / 64.0 * (d_model + (n_matrices - 1.0) * width) / 128.0 / device.n_sm
     weights = load.touched * n_matrices * d_model * width * weight_bytes
     row_bytes = routed * (2.0 * d_model + (n_matrices + 1.0) * width) * ACTIVATION_BYTES

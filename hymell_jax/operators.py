@@ -46,11 +46,8 @@ STRUCTURES = ("experts", "latent", "linear", "window", "parallel")
 """Optional blocks: those that a model lacks are left out of the compiled program."""
 
 
-def _pytree(cls):
-    return jax.tree_util.register_dataclass(dataclasses.dataclass(frozen=True, kw_only=True)(cls))
-
-
-@_pytree
+@jax.tree_util.register_dataclass
+@dataclasses.dataclass(frozen=True, kw_only=True)
 class MatrixProducts:
     """Products (m x k) @ (k x n), arrays [n_matrix_parts]; `count` times each in one pass."""
 
@@ -62,7 +59,8 @@ class MatrixProducts:
     input_bytes: jax.Array  # per element of the (m x k) operand, the format computed with
 
 
-@_pytree
+@jax.tree_util.register_dataclass
+@dataclasses.dataclass(frozen=True, kw_only=True)
 class StreamOperators:
     """Row-wise operators, arrays [n_stream_parts]: rows of `cols` elements, moved and counted."""
 
@@ -72,7 +70,8 @@ class StreamOperators:
     count: jax.Array
 
 
-@_pytree
+@jax.tree_util.register_dataclass
+@dataclasses.dataclass(frozen=True, kw_only=True)
 class ExpertProducts:
     """Routed experts of one mixture layer: grouped products over the experts that are touched."""
 

@@ -84,7 +84,7 @@ def exact_parameters(arch: Architecture) -> tuple[int, int]:
             f"exact_parameters takes one architecture; {batched[0]} has shape "
             f"{leaves[batched[0]].shape}. Use total_parameters for batches."
         )
-    exact = {name: np.float64(leaf) for name, leaf in leaves.items()}
+    exact: dict[str, Any] = {name: np.float64(leaf) for name, leaf in leaves.items()}
     for name in ("moe_fraction", "window_fraction", "linear_fraction"):
         exact[name] = np.round(exact[name] * exact["n_layers"]) / exact["n_layers"]
     whole = Architecture(**exact)

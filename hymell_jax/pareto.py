@@ -80,7 +80,7 @@ def front(
             values.append(row[held, :2])
         if progress is not None:
             progress("weights", number + 1, points)
-    positions, costs = np.concatenate(positions), np.concatenate(values) * [1.0, sign]
+    designs, costs = np.concatenate(positions), np.concatenate(values) * [1.0, sign]
     best = non_dominated(costs)
     kept = best[np.unique(np.linspace(0, len(best) - 1, min(len(best), 4 * points)).astype(int))]
     content = {
@@ -90,7 +90,7 @@ def front(
         "against": other,
         "status": "converged" if len(best) else "infeasible",
         "start": optimise.base_design(asked),
-        "front": [optimise.concrete_design(asked, positions[i]) for i in kept],
+        "front": [optimise.concrete_design(asked, designs[i]) for i in kept],
         "front_size": len(best),
         "evaluations": evaluations,
         "time_s": time.perf_counter() - begin,

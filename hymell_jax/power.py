@@ -15,12 +15,14 @@ The published linear energy form of HYMELL (arXiv 2608.06723) is kept in `gemm.p
 
 from __future__ import annotations
 
+from typing import Any
+
 import jax
 import jax.numpy as jnp
 import numpy as np
 
 from hymell_jax.smooth import power_of_two
-from hymell_jax.types import Device
+from hymell_jax.types import Device, Value
 
 POWER_COEFFICIENTS = (
     "log_active_share",
@@ -31,7 +33,7 @@ POWER_COEFFICIENTS = (
 )
 
 
-def default_coefficients() -> dict[str, np.ndarray]:
+def default_coefficients() -> dict[str, Any]:
     """Starting point of a fit: half the range when busy, half of it again at full compute."""
     values = dict(
         log_active_share=-1.0,
@@ -46,10 +48,10 @@ def default_coefficients() -> dict[str, np.ndarray]:
 def board_power_w(
     coefficients: dict[str, jax.Array],
     device: Device,
-    flops_per_s: jax.Array,
-    memory_bytes_per_s: jax.Array,
-    cache_bytes_per_s: jax.Array,
-    fp8_share: jax.Array = 0.0,
+    flops_per_s: Value,
+    memory_bytes_per_s: Value,
+    cache_bytes_per_s: Value,
+    fp8_share: Value = 0.0,
 ) -> jax.Array:
     """Watts of one board at the given rates; between idle power and the limit.
 

@@ -189,7 +189,8 @@ def _stream_coefficients(
     device: str, runtime: str, checkpoints: str | os.PathLike[str]
 ) -> tuple[dict[str, Any], dict[str, str]]:
     """Coefficients of the row-wise parts, and the device that each comes from."""
-    chosen, origin = {}, {}
+    chosen: dict[str, Any] = {}
+    origin: dict[str, str] = {}
     for part, operator in PART_OPERATOR.items():
         fits = evaluate.operator_fits(operator, checkpoints)
         serving = [f for f in fits if f["runtime"] == SERVING_RUNTIME] or fits
@@ -256,7 +257,8 @@ def fit_collectives_of(
 
 def _fit_attention(folder, device, runtime, spec, seed) -> tuple[dict[str, Any], str, int]:
     """Both phases, from rows of the device or of the most alike one; (coefficients, origin, n)."""
-    found, count, origin = {}, 0, f"{device}, {runtime}"
+    found: dict[str, float] = {}
+    count, origin = 0, f"{device}, {runtime}"
     for phase, tokens in (("prefill", "seq_len"), ("decode", "context_len")):
         frame = data.read_table(folder, f"blocks/attention_{phase}")
         frame = frame[frame["split"] == "train"]

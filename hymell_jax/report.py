@@ -329,5 +329,5 @@ def _front(pairs: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
                     }
                 )
     costs = [[p["time_per_token_s"], p["energy_per_token_j"]] for p in points]
-    best = non_dominated(np.array(costs).reshape(-1, 2)) if points else []
+    best = non_dominated(np.array(costs).reshape(-1, 2)).tolist() if points else []
     return {"points": points, "best": [points[i] for i in best]}

@@ -39,6 +39,7 @@ from __future__ import annotations
 
 import functools
 import math
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -46,9 +47,9 @@ import numpy as np
 import optax
 
 from hymell_jax.smooth import below_gate, safe_log
-from hymell_jax.types import Device
+from hymell_jax.types import Device, Value
 
-Coefficients = dict[str, jax.Array]
+Coefficients = dict[str, Any]
 
 REGIMES = ("launch", "memory")
 
@@ -222,9 +223,9 @@ def _log_kernel_s(c: Coefficients, kind: str, device: Device, rows, log_cols, lo
 def rowwise_log_time(
     coefficients: Coefficients,
     device: Device,
-    rows: jax.Array,
-    cols: jax.Array,
-    bytes_per_element: jax.Array,
+    rows: Value,
+    cols: Value,
+    bytes_per_element: Value,
 ) -> tuple[jax.Array, jax.Array]:
     """ln seconds of a row-wise operator and its regime shares [2, ...]; see `rowwise_time_s`."""
     c = coefficients
@@ -249,9 +250,9 @@ def rowwise_log_time(
 def rowwise_time_s(
     coefficients: Coefficients,
     device: Device,
-    rows: jax.Array,
-    cols: jax.Array,
-    bytes_per_element: jax.Array,
+    rows: Value,
+    cols: Value,
+    bytes_per_element: Value,
 ) -> tuple[jax.Array, jax.Array]:
     """Seconds of a row-wise operator and the shares of `REGIMES` in it [2, ...], sum one.
 
@@ -332,9 +333,9 @@ def fit_refined(
     part = jax.tree.map(lambda leaf: leaf if np.ndim(leaf) == 0 else np.asarray(leaf)[kept], device)
     weights = jnp.asarray(weights / weights.sum(), jnp.float32)
     element = np.asarray(bytes_per_element, np.float32)
-    element = element[kept] if element.ndim else float(element)
+    own_bytes = element[kept] if element.ndim else float(element)
     found, losses = _descend(
-        first, tuple(fitted), given, part, arrays, weights, element,
+        first, tuple(fitted), given, part, arrays, weights, own_bytes,
         steps=steps, learning_rate=learning_rate, prior_weight=prior_weight,
     )  # fmt: skip
     losses = np.where(np.isfinite(losses), losses, np.inf)
@@ -402,7 +403,7 @@ def _descend(
 # Published forms ---------------------------------------------------------------------------------
 
 
-def published_rmsnorm_terms(rows: jax.Array, cols: jax.Array) -> jax.Array:
+def published_rmsnorm_terms(rows: Value, cols: Value) -> jax.Array:
     """N d, N log2 d, d, N, log2 d, 1 of equations 1 and 2 of arXiv 2608.06723, [..., 6]."""
     log2_d = jnp.log(cols) / math.log(2.0)
     one = 0.0 * rows * cols + 1.0
@@ -410,7 +411,7 @@ def published_rmsnorm_terms(rows: jax.Array, cols: jax.Array) -> jax.Array:
     return jnp.stack(terms, -1)
 
 
-def published_softmax_terms(rows: jax.Array, cols: jax.Array) -> jax.Array:
+def published_softmax_terms(rows: Value, cols: Value) -> jax.Array:
     """N^2, N, log2 N, 1 of equations 3 and 4 of arXiv 2608.06723, [..., 4].
 
     The paper's scores are N x N. Here N^2 is rows x cols and N is rows; the same where they agree.
@@ -419,20 +420,20 @@ def published_softmax_terms(rows: jax.Array, cols: jax.Array) -> jax.Array:
     return jnp.stack([rows * cols, rows * one, jnp.log(rows) / math.log(2.0) * one, one], -1)
 
 
-def published_rmsnorm_gates(rows: jax.Array, cols: jax.Array, temperature: jax.Array) -> jax.Array:
+def published_rmsnorm_gates(rows: Value, cols: Value, temperature: Value) -> jax.Array:
     """Weights of `REGIMES` [..., 2] on ln(N d). Hard limit: launch where N d < 2.5e6."""
     launch = below_gate(jnp.log(rows * cols), math.log(RMSNORM_EDGE_ELEMENTS), temperature)
     return jnp.stack([launch, 1.0 - launch], -1)
 
 
-def published_softmax_gates(rows: jax.Array, temperature: jax.Array) -> jax.Array:
+def published_softmax_gates(rows: Value, temperature: Value) -> jax.Array:
     """Weights of `REGIMES` [..., 2] on ln N. Hard limit: launch where N < 1024."""
     launch = below_gate(jnp.log(rows), math.log(SOFTMAX_EDGE_ROWS), temperature)
     return jnp.stack([launch, 1.0 - launch], -1)
 
 
 def published_rmsnorm(
-    coefficients: jax.Array, rows: jax.Array, cols: jax.Array, temperature: jax.Array = 0.02
+    coefficients: jax.Array, rows: Value, cols: Value, temperature: Value = 0.02
 ) -> jax.Array:
     """Equations 1 and 2 of arXiv 2608.06723 with soft regimes: seconds or joules, as the fit was.
 
@@ -448,7 +449,7 @@ def published_rmsnorm(
 
 
 def published_softmax(
-    coefficients: jax.Array, rows: jax.Array, cols: jax.Array, temperature: jax.Array = 0.02
+    coefficients: jax.Array, rows: Value, cols: Value, temperature: Value = 0.02
 ) -> jax.Array:
     """Equations 3 and 4 of arXiv 2608.06723 with soft regimes, see `published_rmsnorm`.
 

@@ -170,7 +170,7 @@ def priors(eager: bool = False) -> dict[str, tuple[float, float]]:
     return every | EAGER_COEFFICIENTS if eager else every
 
 
-def default_coefficients(eager: bool = False) -> dict[str, np.ndarray]:
+def default_coefficients(eager: bool = False) -> dict[str, Any]:
     """Prior means: an engine that nobody measured."""
     return {name: np.float32(mean) for name, (mean, _) in priors(eager).items()}
 

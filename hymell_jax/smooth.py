@@ -13,13 +13,15 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from hymell_jax.types import Value
+
 
 def floating(x) -> jax.Array:
     """An array of floats of the input's own width: sizes may come as integers."""
     return 1.0 * jnp.asarray(x)
 
 
-def safe_log(x: jax.Array) -> jax.Array:
+def safe_log(x: Value) -> jax.Array:
     """ln(x) where x > 0, else ln of the smallest normal float32; finite gradient everywhere."""
     tiny = 1.2e-38
     positive = x > tiny
@@ -48,10 +50,10 @@ def smooth_maximum(*terms: jax.Array, sharpness: int = 4) -> jax.Array:
     Hard limit: the maximum, as p grows. Never below the maximum, at most n^(1/p) times it. Terms
     are scaled by the largest first, so nothing overflows; the gradient is the share of each term.
     """
-    terms = jnp.broadcast_arrays(*terms)
-    largest = jax.lax.stop_gradient(functools.reduce(jnp.maximum, terms))
+    alike = jnp.broadcast_arrays(*terms)
+    largest = jax.lax.stop_gradient(functools.reduce(jnp.maximum, alike))
     largest = jnp.maximum(largest, 1e-30)
-    total = sum(power_of_two(term / largest, sharpness) for term in terms)
+    total = jnp.asarray(sum(power_of_two(term / largest, sharpness) for term in alike))
     return largest * root_of_two(total, sharpness)
 
 
@@ -87,7 +89,7 @@ def smooth_minimum(terms: jax.Array, sharpness: int = 32) -> jax.Array:
     return jnp.squeeze(smallest, -1) * total ** (-1.0 / sharpness)
 
 
-def ordered_gates(x: jax.Array, edges: jax.Array, temperature: jax.Array) -> jax.Array:
+def ordered_gates(x: Value, edges: Value, temperature: Value) -> jax.Array:
     """Weights of the regimes between ordered edges on a coordinate x, shape [..., n_edges + 1].
 
     w_k = c_k - c_(k+1) with c_k = sigmoid((x - edge_k) / temperature): non-negative, sum one.
@@ -100,7 +102,7 @@ def ordered_gates(x: jax.Array, edges: jax.Array, temperature: jax.Array) -> jax
     return jnp.concatenate([ones, above], -1) - jnp.concatenate([above, 0.0 * ones], -1)
 
 
-def below_gate(x: jax.Array, edge: jax.Array, temperature: jax.Array) -> jax.Array:
+def below_gate(x: Value, edge: Value, temperature: Value) -> jax.Array:
     """sigmoid((edge - x) / temperature). Hard limit: 1 where x < edge, else 0."""
     return jax.nn.sigmoid((edge - x) / temperature)
 

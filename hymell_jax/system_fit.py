@@ -23,7 +23,7 @@ import optax
 from hymell_jax import serving
 from hymell_jax.mlp import Params, apply_mlp, init_ensemble
 from hymell_jax.serving import NETWORK, Blocks
-from hymell_jax.types import Architecture, Device, Workload
+from hymell_jax.types import Architecture, Device, Value, Workload
 
 TARGETS = ("prefill", "decode", "steady", "median", "total", "energy")
 """What a row may have measured: seconds of the prefill pass, of a decode step, of the mean and the
@@ -96,7 +96,8 @@ def penalty(values: Mapping[str, Any], expected: Priors, hidden_prompts: bool = 
     Where a source hides its prompt lengths, these and the speed of prefill cannot be told apart:
     the lower levels' prefill then stands.
     """
-    priors, total = dict(expected), 0.0
+    priors = dict(expected)
+    total: Value = 0.0
     if hidden_prompts:
         priors["log_prefill"] = (0.0, HIDDEN_PREFILL_WIDTH)
     for kind in ("time", "energy"):

@@ -64,8 +64,8 @@ def fit_folds(
         if len(p.groups) == 1:
             weights[0] = 1e-6  # nothing is left: the priors alone
         own = system_fit.fit_engine(p.rows, p.sizes, weights, p.priors)
-        place = [p.groups.index(g) if g in p.groups else len(p.groups) for g in groups]
-        place = np.array([*place, len(p.groups)])
+        own_places = [p.groups.index(g) if g in p.groups else len(p.groups) for g in groups]
+        place = np.array([*own_places, len(p.groups)])
         terms.append(jax.tree.map(lambda leaf, place=place: np.asarray(leaf)[place], own))
         if progress is not None:
             progress("engines", index + 1, len(problems) + 1)
@@ -285,7 +285,7 @@ def _plain(tree: Any) -> Any:
 def _terms(fitted: Fitted, scored: pd.DataFrame) -> dict[str, Any]:
     """Coefficients by engine and machine, with energy terms borrowed where none was measured."""
     engines: dict[str, Any] = {}
-    with_energy = {}
+    with_energy: dict[str, Any] = {}
     for p, values in zip(fitted.problems, fitted.terms, strict=True):
         values = jax.tree.map(lambda leaf: leaf[-1], values)
         machines = {}

@@ -13,18 +13,18 @@ import dataclasses
 import difflib
 import math
 import reprlib
+from collections.abc import Mapping
 from typing import Any
 
 import jax
 import numpy as np
 
-
-def _pytree(cls):
-    """A frozen, keyword-only dataclass registered with JAX."""
-    return jax.tree_util.register_dataclass(dataclasses.dataclass(frozen=True, kw_only=True)(cls))
+Value = jax.Array | np.ndarray | np.floating | float
+"""What a numeric parameter takes: traced or not, a number or an array that broadcasts."""
 
 
-@_pytree
+@jax.tree_util.register_dataclass
+@dataclasses.dataclass(frozen=True, kw_only=True)
 class Architecture:
     """A decoder-only transformer, dense or mixture of experts. Leaves float32, shape () or [batch].
 
@@ -84,7 +84,8 @@ class Architecture:
     expert_weight_bits: jax.Array
 
 
-@_pytree
+@jax.tree_util.register_dataclass
+@dataclasses.dataclass(frozen=True, kw_only=True)
 class Workload:
     """A batch of requests: a prompt, then `output_tokens` steps. Leaves float32, () or [batch].
 
@@ -104,7 +105,8 @@ class Workload:
     expert_parallel: jax.Array  # GPUs that share the routed experts
 
 
-@_pytree
+@jax.tree_util.register_dataclass
+@dataclasses.dataclass(frozen=True, kw_only=True)
 class Device:
     """Data-sheet facts of one accelerator; dense rates, no sparsity. Leaves float32, shape ()."""
 
@@ -225,8 +227,9 @@ def near_names(name: str, known) -> list[str]:
     return sorted(inside) + close
 
 
-def _leaf(value: float) -> np.float32:
-    return np.float32(value)
+def _leaves(values: Mapping[str, float]) -> dict[str, Any]:
+    """Leaves as they are outside traced code: NumPy numbers, which stand for JAX arrays."""
+    return {name: np.float32(value) for name, value in values.items()}
 
 
 def architecture(**fields: Any) -> Architecture:
@@ -265,7 +268,7 @@ def architecture(**fields: Any) -> Architecture:
                 given = default
         values[name] = checked_number(name, given, least, greatest)
     _check_structure(values, head_dim_given=fields.get("head_dim") is not None)
-    return Architecture(**{name: _leaf(value) for name, value in values.items()})
+    return Architecture(**_leaves(values))
 
 
 def _check_structure(v: dict[str, float], head_dim_given: bool) -> None:
@@ -376,7 +379,7 @@ def workload(
         tensor_parallel=checked_number("tensor_parallel", tensor_parallel, 1, 1024),
         expert_parallel=checked_number("expert_parallel", expert_parallel, 1, 4096),
     )
-    return Workload(**{name: _leaf(value) for name, value in values.items()})
+    return Workload(**_leaves(values))
 
 
 def device(**fields: Any) -> Device:
@@ -400,4 +403,4 @@ def device(**fields: Any) -> Device:
             f"idle_power_w={values['idle_power_w']:g} must be below "
             f"power_limit_w={values['power_limit_w']:g}."
         )
-    return Device(**{name: _leaf(value) for name, value in values.items()})
+    return Device(**_leaves(values))

@@ -72,7 +72,8 @@ def kernel_rows(folder: Path, name: str, each: int, seed: int = 0) -> pd.DataFra
 @functools.partial(jax.jit, static_argnames="name")
 def _ours(name, coefficients, device, sizes):
     if name == "gemm":
-        return jnp.exp(fit.gemm_log_time(coefficients["gemm"], device, *sizes, 2.0))
+        m, n, k = sizes
+        return jnp.exp(fit.gemm_log_time(coefficients["gemm"], device, m, n, k, 2.0))
     batch, tokens, heads, kv_heads, head_dim = sizes
     run = attention.ATTENTION_TIME_S[name.partition(" ")[2]]
     found = run(coefficients["attention"], device, batch, tokens, heads, kv_heads, head_dim,

@@ -46,7 +46,7 @@ MEMORY_LATENCY_CYCLES = 290.0 + 224.0  # DRAM and L2 of A100, once a tile
 SHARPNESS = 8
 
 
-def default_coefficients() -> dict[str, np.ndarray]:
+def default_coefficients() -> dict[str, Any]:
     """Full rates, 8 warps a block; the launch constant is not printed and is set to 2 us here.
 
     The L2 rate is 5120 bytes a clock and 108 SMs, that of the A100 white paper.

@@ -14,7 +14,7 @@ import jax.numpy as jnp
 
 from hymell_jax import operators
 from hymell_jax.attention import attended_keys, causal_pairs
-from hymell_jax.types import Architecture, Workload
+from hymell_jax.types import Architecture, Value, Workload
 
 PHASES = ("prefill", "decode")
 ATTENTION_PARTS = ("attention", "window_attention", "linear_attention")
@@ -75,7 +75,8 @@ def _attention_rows(arch: Architecture, work: Workload, phase: str, fused) -> li
     for window, count in ((0.0, layers["full"]), (arch.window_tokens, layers["window"])):
         if phase == "prefill":
             pairs = causal_pairs(work.prompt_tokens, window)
-            queries = cached = work.prompt_tokens
+            queries: Value = work.prompt_tokens
+            cached = work.prompt_tokens
         else:
             pairs = cached = attended_keys(mean_context_tokens(work), window)
             queries = 1.0

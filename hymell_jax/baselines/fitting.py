@@ -38,7 +38,7 @@ def fit_logs(
     device: Device,
     initial: dict[str, Any],
     measured: dict[str, Any],
-) -> dict[str, np.ndarray]:
+) -> dict[str, Any]:
     """Coefficients of a method that bring its predictions close to measured rows of one device.
 
     Least squares on ln(predicted / measured) with a soft L1 loss, so that single bad rows do not

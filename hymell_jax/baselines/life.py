@@ -29,13 +29,13 @@ from hymell_jax.baselines.counting import (
     peak_flops_per_s,
 )
 from hymell_jax.baselines.interface import TIMES, Method, MethodPrediction, exp, prediction
-from hymell_jax.types import Architecture, Device, Workload
+from hymell_jax.types import Architecture, Device, Value, Workload
 
 DISPATCHES_PER_LAYER = 19.0
 DISPATCHES_PER_PASS = 3.0
 
 
-def default_coefficients() -> dict[str, np.ndarray]:
+def default_coefficients() -> dict[str, Any]:
     """Half of both rates, the share that the paper applies to its V100, and 5 us a dispatch.
 
     The paper takes all three from unit tests or sweeps of a device; it prints no dispatch time,
@@ -82,7 +82,8 @@ def totals(
     heads, _, _, value_width = operators.attention_shape(arch, work, phase == "decode")
     layers = operators.layer_counts(arch)
     if phase == "prefill":
-        queries, keys = work.prompt_tokens, 0.5 * (work.prompt_tokens + 1.0)
+        queries: Value = work.prompt_tokens
+        keys = 0.5 * (work.prompt_tokens + 1.0)
     else:
         queries, keys = 1.0, mean_context_tokens(work)
     results = work.batch_size * heads * queries * (keys + value_width) * layers["full"]

@@ -23,7 +23,7 @@ from hymell_jax.baselines.roofline import operator_times_s
 from hymell_jax.types import Architecture, Device, Workload
 
 
-def default_coefficients() -> dict[str, np.ndarray]:
+def default_coefficients() -> dict[str, Any]:
     """Full rates and 5 us a layer, a choice of this project: the paper fits the latency."""
     return {
         "log_compute_efficiency": np.float32(0.0),

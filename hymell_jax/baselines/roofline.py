@@ -21,7 +21,7 @@ from hymell_jax.baselines.interface import TIMES, Method, exp, predict_from_pass
 from hymell_jax.types import Architecture, Device, Workload
 
 
-def plain_coefficients() -> dict[str, np.ndarray]:
+def plain_coefficients() -> dict[str, Any]:
     """Efficiencies of one: the data sheet as it is."""
     return {
         "log_compute_efficiency": np.float32(0.0),
@@ -29,7 +29,7 @@ def plain_coefficients() -> dict[str, np.ndarray]:
     }
 
 
-def efficient_coefficients() -> dict[str, np.ndarray]:
+def efficient_coefficients() -> dict[str, Any]:
     """A choice of this project before any fit: 60 % of the peak, 80 % of the bandwidth."""
     return {
         "log_compute_efficiency": np.float32(np.log(0.6)),

@@ -107,7 +107,7 @@ def theta_of(arch: Architecture, coefficients: dict[str, Any]) -> jax.Array:
     return jnp.exp(jnp.broadcast_to(start, powers.shape) + powers)
 
 
-def default_coefficients() -> dict[str, np.ndarray]:
+def default_coefficients() -> dict[str, Any]:
     """A starting point from physics, not the paper's coefficients, which are not printed.
 
     H100 energies of 0.52 pJ/FLOP and 11.68 pJ/bit: 2 FLOPs a parameter, 4 a head element and
@@ -132,7 +132,7 @@ def default_coefficients() -> dict[str, np.ndarray]:
 
 def fit_across_models(
     sizes_log, n_in, n_out, energy_per_output_token, *, pull: float = 0.03
-) -> dict[str, np.ndarray]:
+) -> dict[str, Any]:
     """Cross-model coefficients from rows of several architectures on one GPU, float64.
 
     Least squares on E_fit / E - 1 with a soft L1 loss, and a pull to the starting point in units
@@ -194,7 +194,7 @@ def predict_one_model(
     return _predict(jnp.asarray(coefficients["theta"], jnp.float32), work)
 
 
-def one_model_coefficients() -> dict[str, np.ndarray]:
+def one_model_coefficients() -> dict[str, Any]:
     """theta of the starting point at `CENTRES`, a model like Llama-3.1-8B."""
     return {"theta": np.exp(default_coefficients()["log_theta"])}
 

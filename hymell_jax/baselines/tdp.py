@@ -25,12 +25,12 @@ SCENARIOS = ("offline", "server_low", "server_high")
 LOAD_FACTORS = {"offline": 0.9, "server_low": 0.2, "server_high": 0.6}
 
 
-def default_coefficients() -> dict[str, np.ndarray]:
+def default_coefficients() -> dict[str, Any]:
     """Load factor 1, efficient roofline times."""
     return {"load_factor": np.float32(1.0)} | roofline.efficient_coefficients()
 
 
-def load_scaled_coefficients(scenario: str = "offline") -> dict[str, np.ndarray]:
+def load_scaled_coefficients(scenario: str = "offline") -> dict[str, Any]:
     """The load factor of a scenario of WattGPU, efficient roofline times.
 
     Raises:
@@ -74,7 +74,7 @@ def predict(
     )
 
 
-_COMMON = dict(
+_COMMON: dict[str, Any] = dict(
     inputs=("power limit", "a time: here the roofline's with efficiencies"),
     leaves_out=("what the GPU does", "idle power", "CPU, network and cooling"),
     gives=(

@@ -82,7 +82,7 @@ TABLE3_DEPARTURES = (
 """What differs from the printed equations in the form that reproduces Table 3."""
 
 
-def literal_coefficients(gpu: str = "h100") -> dict[str, np.ndarray]:
+def literal_coefficients(gpu: str = "h100") -> dict[str, Any]:
     """The printed constants.
 
     Args:
@@ -113,7 +113,7 @@ def literal_coefficients(gpu: str = "h100") -> dict[str, np.ndarray]:
     return {name: np.float32(value) for name, value in values.items()}
 
 
-def table3_coefficients() -> dict[str, np.ndarray]:
+def table3_coefficients() -> dict[str, Any]:
     """Constants with which the printed terms give Table 3 within 0.1 %.
 
     How they were found: with the attention reads as the unknown, each row of Table 3 gives one
@@ -132,7 +132,7 @@ def table3_coefficients() -> dict[str, np.ndarray]:
     return literal_coefficients() | {k: np.float32(v) for k, v in changes.items()}
 
 
-def simplified_coefficients() -> dict[str, np.ndarray]:
+def simplified_coefficients() -> dict[str, Any]:
     """alpha_eff = alpha of the H100 and K = 6, as in the paper's inventory table."""
     return {
         "log_j_per_flop": np.float32(np.log(MICROBENCHMARKS["h100"][0])),
@@ -268,7 +268,7 @@ CALIBRATED = ("log_j_per_flop", "log_j_per_bit", "log_idle_share")
 """Coefficients of the calibrated form that a fit sets; J/FLOP, J/bit, share of data-sheet idle."""
 
 
-def calibrated_coefficients() -> dict[str, np.ndarray]:
+def calibrated_coefficients() -> dict[str, Any]:
     """H100 microbenchmarks, the data sheet's idle power, and efficient roofline times."""
     per_flop, per_bit = MICROBENCHMARKS["h100"]
     values = dict(
@@ -322,7 +322,7 @@ def predict_calibrated(
     )
 
 
-def fit_calibrated(flops, bits, seconds, energy_j, idle_power_w: float) -> dict[str, np.ndarray]:
+def fit_calibrated(flops, bits, seconds, energy_j, idle_power_w: float) -> dict[str, Any]:
     """alpha, e and idle power from measured energies: non-negative relative least squares.
 
     min sum ((alpha F + e b + P T) / E - 1)^2 with alpha, e, P >= 0, in float64. Matrix products

@@ -11,6 +11,7 @@ from __future__ import annotations
 import dataclasses
 import random
 from collections.abc import Iterable, Sequence
+from typing import Any
 
 from hymell_jax.profiler import catalogue
 from hymell_jax.profiler.cases import Case, split_of
@@ -63,7 +64,8 @@ class _Table:
     """Collects the cases of one table that keep within the limits of a scale."""
 
     def __init__(self, scale: Scale, table: str):
-        self.scale, self.table, self.cases = scale, table, {}
+        self.scale, self.table = scale, table
+        self.cases: dict[str, Any] = {}
 
     def add(self, sizes: dict, group: tuple, flops: float, values: float) -> None:
         """`group`: what is held out together. `values`: numbers that the call reads and writes."""
@@ -141,8 +143,8 @@ ELEMENTWISE = {  # kernel: (arrays read, arrays written, operations an element)
 
 
 def _layouts(scale: Scale) -> list[tuple[int, int, int]]:
-    names = ("n_heads", "n_kv_heads", "head_dim")
-    own = {tuple(catalogue.columns(name)[n] for n in names) for name in scale.models}
+    columns = [catalogue.columns(name) for name in scale.models]
+    own = {(c["n_heads"], c["n_kv_heads"], c["head_dim"]) for c in columns}
     return sorted(own | {(8, 8, 32), (4, 4, 128), (16, 2, 128), (32, 8, 64), (12, 1, 64)})
 
 

@@ -166,7 +166,7 @@ def progress(records: Iterable[Record]) -> Progress:
     starts = Counter(r["key"] for r in records if r["kind"] == "start")
     failures: dict[str, list[str]] = {}
     rows: dict[str, list[Record]] = {}
-    ended = Counter()
+    ended: Counter[str] = Counter()
     for record in records:
         if record["kind"] == "row":
             rows.setdefault(row_key(record), []).append(record)
