@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
-from hymell_jax import devices, experiment, system_recipes, system_rows, systems
+from hymell_jax import experiment, system_recipes, system_rows, system_tables, systems
 
 HERE = Path(__file__).parent
 FORMS = ("level 1", "levels 1+2", "physics", "level 3", "black box")
@@ -26,40 +26,6 @@ PAPER = {  # HYMELL (arXiv 2608.06723), table 6: time, energy
 PAPER_MEAN = (10.980, 11.784)
 PAPER_LLAMA = {256: (5.65, 1.64), 1024: (4.44, 1.16), 2048: (1.60, 1.79), 4096: (5.09, 1.71)}
 AMALI = (15.56, 34.90)  # prefill, decode
-SIZES = (
-    "n_layers", "d_model", "n_heads", "n_kv_heads", "head_dim", "d_ff", "vocab_size", "n_experts",
-    "experts_per_token", "d_expert",
-)  # fmt: skip
-RATES = ("peak_flops_per_s", "memory_bytes_per_s", "power_limit_w", "n_sm")
-
-
-def black_box(frame: pd.DataFrame, settings: dict[str, Any]) -> pd.DataFrame:
-    """Boosted trees on sizes of model, workload and device, one architecture left out at a time."""
-    import xgboost
-
-    archs = {g: systems.group_architecture(g) for g in frame["group"].unique()}
-    specs = {d: devices.get_device(d).device for d in frame["device"].unique()}
-    inputs = {n: np.log1p([float(getattr(archs[g], n)) for g in frame["group"]]) for n in SIZES}
-    inputs |= {n: np.log([float(getattr(specs[d], n)) for d in frame["device"]]) for n in RATES}
-    for name in ("batch", "prompt", "output", "tensor_parallel", "expert_parallel", "clock_share"):
-        inputs[name] = np.log(frame[name].to_numpy(float))
-    inputs["weight_bytes"] = frame["weight_bytes"].to_numpy(float)
-    for name in ("engine", "task"):
-        for value in frame[name].unique():
-            inputs[f"{name} {value}"] = (frame[name] == value).to_numpy(float)
-    table, found = np.stack(list(inputs.values()), 1), frame.copy()
-    for target in system_recipes.TARGETS:
-        measured = frame[f"{target}_measured"].to_numpy(float)
-        known, predicted = np.isfinite(measured), np.full(len(frame), np.nan)
-        for group in frame["group"].unique():
-            here = (frame["group"] == group).to_numpy()
-            if not (known & here).any() or not (known & ~here).any():
-                continue
-            trees = xgboost.XGBRegressor(**settings, n_jobs=1, random_state=0)
-            trees.fit(table[known & ~here], np.log(measured[known & ~here]))
-            predicted[known & here] = np.exp(trees.predict(table[known & here]))
-        found[target] = predicted
-    return found
 
 
 def error_rows(forms: dict[str, pd.DataFrame]) -> list[dict[str, Any]]:
@@ -81,40 +47,12 @@ def error_rows(forms: dict[str, pd.DataFrame]) -> list[dict[str, Any]]:
     return list(merged.values())
 
 
-def by_device(forms: dict[str, pd.DataFrame]) -> list[dict[str, Any]]:
-    """Table 6: 16-bit rows by device, phase, kind and target, all engines together."""
-    found = []
-    for target in system_recipes.TARGETS:
-        for name, frame in forms.items():
-            plain = frame[~frame["quantised"].astype(bool)]
-            plain = plain[plain[f"{target}_measured"].notna()]
-            error = (plain[target] / plain[f"{target}_measured"] - 1.0).abs() * 100.0
-            phase = system_recipes.PHASES.get(target)
-            where = np.where(plain["table"] == "energaizer_prefill", "prefill", "decode")
-            whole = plain["table"].isin(["argonne_latency", "argonne_power"])
-            where = np.where(whole, "whole run", where) if phase is None else phase
-            kind = np.where(plain["moe"], "moe", "dense")
-            keyed = pd.DataFrame(
-                dict(device=plain["device"], phase=where, kind=kind, error=error,
-                     group=plain["group"])
-            )  # fmt: skip
-            for key, rows in keyed.groupby(["device", "phase", "kind"]):
-                match = [r for r in found if (*key, target) == r["key"]]
-                entry = match[0] if match else {"key": (*key, target)}
-                if not match:
-                    found.append(entry)
-                entry |= dict(
-                    zip(("device", "phase", "kind"), key, strict=True),
-                    target="energy" if target == "energy" else "time",
-                    n=len(rows),
-                    models=int(rows["group"].nunique()),
-                )
-                entry[name] = round(float(rows["error"].mean()), 2)
-                paper = PAPER.get(key[1:])
-                entry["paper"] = paper[target == "energy"] if paper else None
-    for entry in found:
-        del entry["key"]
-    return sorted(found, key=lambda r: (r["target"], r["phase"], r["kind"], r["device"]))
+def with_paper(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """The rows with what HYMELL reports for the phase and kind, where it does."""
+    for row in rows:
+        paper = PAPER.get((row["phase"], row["kind"]))
+        row["paper"] = paper[row["target"] == "energy"] if paper else None
+    return rows
 
 
 def llama_by_length(forms: dict[str, pd.DataFrame]) -> list[dict[str, Any]]:
@@ -156,7 +94,7 @@ def predictions(config: dict[str, Any], folder: Path) -> tuple[dict[str, pd.Data
         "physics": system_recipes.predict_left_out(fitted, with_network=False),
         "level 3": system_recipes.predict_left_out(fitted),
     }
-    forms["black box"] = black_box(forms["level 3"], config["black_box"])
+    forms["black box"] = system_tables.black_box(forms["level 3"], config["black_box"])
     return forms, unmapped
 
 
@@ -247,7 +185,7 @@ def main(config: dict[str, Any], folder: Path, out_dir: Path) -> dict[str, Any]:
     forms, unmapped = predictions(config, folder)
     scored = system_recipes.scores(forms["level 3"])
     results = {
-        "by_device": by_device(forms),
+        "by_device": with_paper(system_tables.by_device(forms)),
         "errors": error_rows(forms),
         "coverage": system_recipes.coverage(scored).to_dict("records"),
         "llama_3_8b": llama_by_length(forms),
