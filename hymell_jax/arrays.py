@@ -31,7 +31,7 @@ def pack(tree: Mapping[str, Any]) -> bytes:
     Raises:
         ValueError: a name holds a slash.
     """
-    flat: dict[str, np.ndarray] = {}
+    flat: dict[str, Any] = {}
 
     def walk(node: Any, path: str) -> None:
         if isinstance(node, Mapping):

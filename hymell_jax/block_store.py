@@ -78,7 +78,7 @@ def to_fitted(entry: Mapping[str, Any], block: blocks.Block) -> dict[str, Any]:
     return {**known, **{field: getattr(block, field) for field in fields}}
 
 
-def _coefficients(given: Any, names: tuple[str, ...], where: str) -> dict[str, np.ndarray]:
+def _coefficients(given: Any, names: tuple[str, ...], where: str) -> dict[str, Any]:
     if not isinstance(given, Mapping) or sorted(given) != sorted(names):
         raise ValueError(f"{where}.coefficients must be {', '.join(names) or 'empty'}.")
     for name, value in given.items():
@@ -101,9 +101,9 @@ def read_network(
     spec = _spec(settings, where)
     if not isinstance(arrays, Mapping) or sorted(arrays) != ["normalizer", "params"]:
         raise ValueError(f"{where} has no arrays.")
-    normalizer, params = arrays["normalizer"], arrays["params"]
-    if not isinstance(normalizer, Mapping) or not isinstance(params, Mapping):
+    if not all(isinstance(group, Mapping) for group in arrays.values()):
         raise ValueError(f"{where}: params and normalizer must be groups of arrays.")
+    normalizer, params = arrays["normalizer"], arrays["params"]
     if spec.n_monotone > n_features:
         raise ValueError(f"{where}: n_monotone must be at most {n_features}.")
     shapes = {name: np.shape(normalizer.get(name)) for name in NORMALIZER_FIELDS}

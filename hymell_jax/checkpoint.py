@@ -170,7 +170,7 @@ def _checked(expected: Any, found: Any, where: str) -> Any:
         if not isinstance(found, Mapping):
             raise ValueError(f"{where} must be an object.")
         if where.endswith(".attention"):  # the only coefficients that not every device has
-            expected = expected | {n: np.float32(0) for n in attention.TILING if n in found}
+            expected = {**expected, **{n: np.float32(0) for n in attention.TILING if n in found}}
         missing = [name for name in expected if name not in found]
         unknown = [name for name in found if name not in expected]
         if missing or unknown:
@@ -368,8 +368,7 @@ def load(
     if not here:
         raise ValueError(f"There are no checkpoints for {dtype} in {str(folder or 'the package')}.")
     measured = {name for name, _, _ in here}
-    source = spec.name if spec.name in measured else None
-    transferred = source is None
+    source, transferred = spec.name, spec.name not in measured
     if transferred:
         likely = _alike(spec, measured, dtype, folder)
         source = devices.nearest_measured(spec, likely)
@@ -396,7 +395,9 @@ def load(
 
 def _check_place(content: Any, path: Path) -> None:
     """Refuse the checkpoint of another device, runtime or format under this one's name."""
-    named = [content.get(key) for key in _IDENTITY] if isinstance(content, dict) else [None]
+    named: list[Any] = [None]
+    if isinstance(content, dict):
+        named = [content.get(key) for key in _IDENTITY]
     if all(isinstance(name, str) for name in named):
         if Path(file_name(*named)) != Path(path.parent.name, path.name):
             raise ValueError(
@@ -479,9 +480,10 @@ def _served(model: CostModel, spec, dtype: str, root: Path, engine: str | None) 
         engine_terms_from=terms.machine,
         engine_sources=content["card"]["sources"],
     )
+    quantiles: Any = terms.quantiles
     served = Engine(
         coefficients=terms.coefficients,
         networks=engines.networks_of(content),
-        quantiles=terms.quantiles,
+        quantiles=quantiles,
     )
     return dataclasses.replace(model, engine=served)

@@ -147,7 +147,8 @@ def read_table(
         if bad:
             raise ValueError(f"{path.name}: {column} must be positive; {bad} rows are not.")
     if not whole_models and {"time_s", "power_w", "energy_j"} <= set(frame.columns):
-        _check_energy(*map(numbers, (frame["time_s"], frame["power_w"], frame["energy_j"])), path)
+        time_s, power_w, energy_j = (numbers(frame[x]) for x in ("time_s", "power_w", "energy_j"))
+        _check_energy(time_s, power_w, energy_j, path)
     for column in frame.select_dtypes("category"):
         frame[column] = frame[column].astype(str)
     return frame

@@ -94,12 +94,17 @@ def make_design(kind: Any, fields: Any, rows: Any = None, seed: Any = 0) -> Desi
     if kind == "grid":
         if rows is not None:
             raise ValueError("A grid has as many rows as its fields make; leave `rows` out.")
-        count = math.prod(len(f.values) for f in found)
+        count = math.prod(_lengths(found))
     else:
         count = int(_whole("rows", rows, 1, MAX_ROWS))
     if count > MAX_ROWS:
         raise ValueError(f"The grid has {count} rows; at most {MAX_ROWS} are swept.")
     return Design(kind, found, count, int(_whole("seed", seed, 0, 2**53)))
+
+
+def _lengths(fields: tuple[Field, ...]) -> tuple[int, ...]:
+    """Values of each field of a grid, which lists them all."""
+    return tuple(len(f.values or ()) for f in fields)
 
 
 def _whole(name: str, value: Any, low: float, high: float) -> float:
@@ -167,7 +172,7 @@ def design_rows(design: Design, start: int, stop: int) -> dict[str, np.ndarray]:
     """Columns of rows start .. stop, float64."""
     rows = np.arange(start, stop, dtype=np.uint64)
     if design.kind == "grid":
-        shape = tuple(len(f.values) for f in design.fields)
+        shape = _lengths(design.fields)
         positions = np.unravel_index(rows.astype(np.int64), shape)
         return {
             f.name: np.asarray(f.values)[p] for f, p in zip(design.fields, positions, strict=True)

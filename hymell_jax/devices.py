@@ -106,7 +106,8 @@ def get_device(source: str | os.PathLike[str] | Mapping[str, Any] | DeviceSpec) 
 
 
 def nearest_measured(
-    spec: str | os.PathLike[str] | Mapping[str, Any] | DeviceSpec, candidates: Iterable[str]
+    spec: str | os.PathLike[str] | Mapping[str, Any] | DeviceSpec,
+    candidates: Iterable[str | DeviceSpec],
 ) -> str:
     """The candidate device most like `spec`: of its architecture if any is, else of all.
 
@@ -115,7 +116,7 @@ def nearest_measured(
 
     Args:
         spec: a `DeviceSpec`, or anything that `get_device` takes.
-        candidates: exact device names.
+        candidates: exact device names, or specs.
 
     Raises:
         ValueError: no candidate, or one that is not a shipped device.
@@ -127,7 +128,8 @@ def nearest_measured(
 
 
 def nearest_linked(
-    spec: str | os.PathLike[str] | Mapping[str, Any] | DeviceSpec, candidates: Iterable[str]
+    spec: str | os.PathLike[str] | Mapping[str, Any] | DeviceSpec,
+    candidates: Iterable[str | DeviceSpec],
 ) -> str:
     """The candidate whose link between GPUs is most like that of `spec`: NVLink or PCIe.
 
@@ -135,7 +137,7 @@ def nearest_linked(
 
     Args:
         spec: a `DeviceSpec`, or anything that `get_device` takes.
-        candidates: exact device names.
+        candidates: exact device names, or specs.
 
     Raises:
         ValueError: no candidate, or one that is not a shipped device.
@@ -150,7 +152,7 @@ def nearest_linked(
     return nearest_measured(spec, [name for name, gap in gaps.items() if gap <= least + 1e-6])
 
 
-def _specs(names: Iterable[str]) -> list[tuple[str, DeviceSpec]]:
+def _specs(names: Iterable[str | DeviceSpec]) -> list[tuple[str, DeviceSpec]]:
     found = sorted({spec.name: spec for spec in map(get_device, names)}.items())
     if not found:
         raise ValueError("Give at least one candidate device.")

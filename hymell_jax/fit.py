@@ -204,6 +204,7 @@ def fit_published_gemm(
     """Published coefficients [5, 11] for y in seconds or joules (arXiv 2608.06723, equation 5)."""
     m, n, k = (np.asarray(a, np.float64) for a in (m, n, k))
     with jax.enable_x64(True):
-        terms = np.asarray(gemm.published_terms(*map(jnp.asarray, (m, n, k)), element_bytes))
+        m64, n64, k64 = map(jnp.asarray, (m, n, k))
+        terms = np.asarray(gemm.published_terms(m64, n64, k64, element_bytes))
     regime = gemm.published_regime(m, n, k, element_bytes)
     return fit_piecewise(terms, y, regime, len(gemm.REGIMES))

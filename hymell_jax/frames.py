@@ -48,7 +48,7 @@ def predict_table(
     known = [n for n in frame.columns if n in own or n in designs.WORKLOAD_RANGES]
     if not known or frame.empty:
         raise ValueError("The table needs rows, and a column that is a field such as d_model.")
-    columns = {name: _column(name, frame[name]) for name in known}
+    columns: dict[str, Any] = {name: _column(name, frame[name]) for name in known}
     archs = dataclasses.replace(base, **{n: v for n, v in columns.items() if n in own})
     works = dataclasses.replace(work, **{n: v for n, v in columns.items() if n not in own})
     if {"prompt_tokens", "output_tokens"} & set(columns):

@@ -152,7 +152,7 @@ def default_coefficients() -> Coefficients:
     return {name: np.asarray(value, np.float32) for name, value in values.items()}
 
 
-def floating_operations(m: Value, n: Value, k: Value) -> jax.Array:
+def floating_operations(m: Value, n: Value, k: Value) -> Value:
     """2 m n k."""
     return 2.0 * m * n * k
 
@@ -176,7 +176,7 @@ def peak_rate(device: Device, element_bytes: Value) -> jax.Array:
     return device.peak_flops_per_s * jnp.exp(share * ratio)
 
 
-def _residency(reuse: jax.Array, filled: jax.Array) -> jax.Array:
+def _residency(reuse: Value, filled: jax.Array) -> Value:
     """(1 + x) / (1 + reuse + x): 1 / (1 + reuse) while operands fit in L2, one when they do not.
 
     bytes x residency(bytes^q) is non-decreasing in bytes for every reuse >= 0 and q >= 0.
@@ -184,7 +184,7 @@ def _residency(reuse: jax.Array, filled: jax.Array) -> jax.Array:
     return (1.0 + filled) / (1.0 + reuse + filled)
 
 
-def _many_rows(c: Coefficients, m: Value, n: Value, k: Value, peak_s: jax.Array) -> jax.Array:
+def _many_rows(c: Coefficients, m: Value, n: Value, k: Value, peak_s: Value) -> jax.Array:
     """Seconds lost to many rows. Observed on B200: from some 2,700 on, but for huge weights, the
     library's kernels reach a fifth less. x / (1 + x^3)^(1/3) of weights rises with n and k."""
     many = jax.nn.sigmoid(ROW_STEP * (jnp.log(m) - c["log_rows"]))
@@ -203,7 +203,7 @@ def _kernel_terms(
     activation_bytes: Value,
     groups: Value,
     streaming_weights: Value,
-) -> dict[str, jax.Array]:
+) -> dict[str, Any]:
     """Seconds of each term of each kernel, arrays [n_kernels]."""
 
     peak = peak_rate(device, jnp.maximum(weight_bytes, activation_bytes))
@@ -333,7 +333,7 @@ def regime_gates(time_ratio: Value, flops: Value, temperature: Value) -> jax.Arr
 
 def data_sheet_seconds(
     device: Device, m: Value, n: Value, k: Value, weight_bytes: Value = 2.0
-) -> tuple[jax.Array, jax.Array]:
+) -> tuple[Value, Value]:
     """(FLOPs over peak, bytes over bandwidth) of one product with two-byte activations, seconds."""
     compute = floating_operations(m, n, k) / peak_rate(device, weight_bytes)
     moved = n * k * weight_bytes + 2.0 * (m * k + m * n)

@@ -233,7 +233,7 @@ def _derived_kinds(cfg: Config, family: Family, n_layers: int) -> list[str]:
         return ["window" if pattern[i % len(pattern)] == "L" else "full" for i in range(n_layers)]
     if pattern is not None:
         key = "sliding_window_pattern"
-        every = cfg.size(key if cfg.get(key) is not None else "_sliding_window_pattern")
+        every: Any = cfg.size(key if cfg.get(key) is not None else "_sliding_window_pattern")
     elif isinstance(family.window, int):
         every = family.window
     elif family.window == "late":

@@ -142,7 +142,9 @@ def descend(model, box, work, weights, limits, x, *, program, outer, inner):
     return jax.vmap(run, out_axes=1)(x)
 
 
-def np_excess(constraint: tuple[str, str, bool], value: np.ndarray, limit: float) -> np.ndarray:
+def np_excess(
+    constraint: tuple[str, str, bool], value: np.ndarray | float, limit: float
+) -> np.ndarray:
     """`_excess` in numpy float64."""
     _, kind, linear = constraint
     value = np.asarray(value, float)

@@ -77,7 +77,7 @@ class LatentShape:
     v_dim: Value = 128.0
 
 
-def projection_weights(shape: LatentShape, n_heads) -> jax.Array:
+def projection_weights(shape: LatentShape, n_heads) -> Value:
     """Parameters of the module's projections with `n_heads` heads on this GPU.
 
     Down to the ranks, up to queries, keys and values, and out:

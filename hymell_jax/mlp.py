@@ -186,7 +186,7 @@ def fit_normalizer(features: np.ndarray) -> Normalizer:
     return Normalizer(**{name: value.astype(np.float32) for name, value in columns.items()})
 
 
-def normalise(normalizer: Normalizer, features: jax.Array) -> jax.Array:
+def normalise(normalizer: Normalizer, features: jax.Array | np.ndarray) -> jax.Array:
     """(features - mean) / std, shape [..., n_in]."""
     features = 1.0 * jnp.asarray(features)
     shape = (1,) * (features.ndim - 1) + (-1,)
@@ -195,7 +195,10 @@ def normalise(normalizer: Normalizer, features: jax.Array) -> jax.Array:
 
 
 def familiarity(
-    normalizer: Normalizer, features: jax.Array, n_monotone: int = 0, above: bool = True
+    normalizer: Normalizer,
+    features: jax.Array | np.ndarray,
+    n_monotone: int = 0,
+    above: bool = True,
 ) -> jax.Array:
     """exp(-sum (distance outside the training range / width)^2), [...].
 
@@ -259,7 +262,7 @@ def correction(
     params: Params,
     spec: MLPSpec,
     normalizer: Normalizer,
-    features: jax.Array,
+    features: jax.Array | np.ndarray,
     fade_above: bool = True,
 ) -> tuple[jax.Array, jax.Array]:
     """Correction of ln(time) by an ensemble, and how much its members disagree.

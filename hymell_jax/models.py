@@ -108,7 +108,7 @@ def _entries() -> dict[str, dict[str, Any]]:
 def _repositories() -> dict[str, str]:
     """Lower-case repository id: preset name; ids that publish two presets are left out."""
     ids = [
-        (re.search(r"\S+/[^\s,]+", entry["source"]).group().lower(), name)
+        (re.findall(r"\S+/[^\s,]+", entry["source"])[0].lower(), name)
         for name, entry in _entries().items()
     ]
     return {repo: name for repo, name in ids if sum(repo == other for other, _ in ids) == 1}

@@ -94,7 +94,7 @@ def prediction_html(prediction: Any) -> str:
     one = {name: value[0] for name, value in columns.items()}
 
     def within(name: str, show: Callable[[float], str]) -> list[str]:
-        bounds = [one.get(f"{name}_{end}") for end in ("low", "high")]
+        bounds: list[Any] = [one.get(f"{name}_{end}") for end in ("low", "high")]
         return [show(float(one[name])), "" if bounds[0] is None else " to ".join(map(show, bounds))]
 
     inside = "inside" if one["in_domain"] else "outside"

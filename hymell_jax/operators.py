@@ -13,7 +13,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from hymell_jax.types import Architecture, Workload
+from hymell_jax.types import Architecture, Value, Workload
 
 MATRIX_PARTS = (
     "qkv_projection",
@@ -119,9 +119,7 @@ def _element_bytes(bits: jax.Array, work: Workload) -> jax.Array:
     return jnp.where(work.weight_bytes > 2.0, work.weight_bytes, stored)
 
 
-def touched_experts(
-    n_experts: jax.Array, experts_per_token: jax.Array, tokens: jax.Array
-) -> jax.Array:
+def touched_experts(n_experts: Value, experts_per_token: Value, tokens: Value) -> jax.Array:
     """Expected number of distinct experts that `tokens` uniformly routed tokens touch.
 
     E (1 - (1 - k/E)^tokens) (coverage of arXiv 2605.15051). Limits: k at one token, E at many.

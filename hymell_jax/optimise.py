@@ -163,7 +163,7 @@ def ask(
     cost_model._check(model, found.base, draft)
     target = quantities.check_quantity(OBJECTIVES.get(minimise, minimise), proxies)
     checked_number("tolerance", tolerance, 1e-6, 1.0)
-    bounds = {"at_most": at_most, "at_least": at_least, "equal": equal}
+    bounds: dict[str, Any] = {"at_most": at_most, "at_least": at_least, "equal": equal}
     limits = _constraints(bounds, proxies, DOMAIN_LIMIT if domain else None, memory)
     question = Question(
         model, found, draft, name, minimise, ((target, 1.0),), limits, proxies, tolerance

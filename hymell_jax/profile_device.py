@@ -45,7 +45,9 @@ def describe(profile: Profile) -> dict[str, Any] | None:
         value = float(f"{np.clip(value, least, greatest):.6g}")
         fields[name] = {"value": value, "unit": unit, "source": source}
     extras = {k: v for k, v in spec.extras.items() if k not in ("vendor", "release_year", "notes")}
-    given = {k: spec.extras[k] for k in ("vendor", "release_year", "notes") if k in spec.extras}
+    given: dict[str, Any] = {
+        k: spec.extras[k] for k in ("vendor", "release_year", "notes") if k in spec.extras
+    }
     named = {"name": spec.name, "title": spec.title, "architecture": spec.architecture}
     return {**named, **given, "fields": fields, "extras": extras}
 

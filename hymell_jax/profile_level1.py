@@ -79,11 +79,13 @@ def fit_gemm(
     progress: Progress | None = None,
 ) -> tuple[dict[str, np.ndarray], float]:
     """(coefficients, mean loss) of the matrix product from few rows [n_rows]."""
-    start = {name: np.asarray(v, np.float32) for name, v in gemm.default_coefficients().items()}
+    start: dict[str, Any] = {
+        name: np.asarray(v, np.float32) for name, v in gemm.default_coefficients().items()
+    }
     start["log_launch_s"] = np.float32(np.log(0.5 * np.quantile(time_s, 0.02)))
     shared = {f"shared {name}": np.float32(0) for name in gemm.KERNEL_COEFFICIENTS}
     first = {name: jnp.asarray(v) for name, v in (start | shared).items()}
-    rows = tuple(jnp.asarray(x, jnp.float32) for x in (m, n, k))
+    sizes = tuple(jnp.asarray(x, jnp.float32) for x in (m, n, k))
     log_measured = jnp.log(jnp.asarray(time_s, jnp.float32))
 
     def whole(values):
@@ -93,7 +95,8 @@ def fit_gemm(
     for index, (sharpness, steps, rate) in enumerate(STAGES):
 
         def loss(values, sharpness=sharpness):
-            predicted = gemm_time_s(whole(values), device, *rows, element, sharpness)
+            rows, cols, depth = sizes
+            predicted = gemm_time_s(whole(values), device, rows, cols, depth, element, sharpness)
             error = jnp.log(predicted) - log_measured
             away = {n: jnp.square(values[n] - first[n]) for n in first}
             own = sum(jnp.mean(away[n]) for n in gemm.KERNEL_COEFFICIENTS)

@@ -43,7 +43,7 @@ from hymell_jax.types import Device
 FITTED = (*blocks.ATTENTION_BLOCKS, "experts", *blocks.LATENT_BLOCKS)
 """Blocks that a profile can hold; linear attention stays at level 1."""
 
-NETWORK = {"hidden": (12, 12), "embedding": 8, "bound": float(np.log(2.0))}
+NETWORK: dict[str, Any] = {"hidden": (12, 12), "embedding": 8, "bound": float(np.log(2.0))}
 TRAINING = {"steps": 1000, "learning_rate": 1e-2, "weight_decay": 1e-2}
 MEMBERS, FOLDS = 2, 3
 LEAST_ROWS = 30  # of train, for a network at all
@@ -279,7 +279,9 @@ def ffn_parts_s(
         frame[c].to_numpy(np.float32) for c in ("num_tokens", "d_model", "d_ff", "n_ff_matrices")
     )
     element = profile.element_bytes
-    run = jax.jit(lambda *x: profile_level1.gemm_time_s(coefficients["gemm"], device, *x, element))
+    run = jax.jit(
+        lambda m, n, k: profile_level1.gemm_time_s(coefficients["gemm"], device, m, n, k, element)
+    )
     products = (n - 1.0) * np.asarray(run(m, width, d)) + np.asarray(run(m, d, width))
     moved = element * n  # gated: two arrays in, one out; plain: one in, one out
     activation, _ = rowwise.rowwise_time_s(

@@ -40,12 +40,13 @@ def fit_roofline(flops: np.ndarray, moved: np.ndarray, time_s: np.ndarray) -> tu
     for _ in range(ROUNDS):
         axes = [np.linspace(c - width, c + width, GRID) for c in centre]
         errors = np.array([
-            [_error((np.exp(a), np.exp(b)), *total, time_s) for b in axes[1]] for a in axes[0]
+            [_error((np.exp(a), np.exp(b)), *total, time_s=time_s) for b in axes[1]]
+            for a in axes[0]
         ])  # fmt: skip
         i, j = np.unravel_index(int(np.argmin(errors)), errors.shape)
         centre, width = np.array([axes[0][i], axes[1][j]]), 3.0 * width / GRID
     return float(np.exp(centre[0])), float(np.exp(centre[1]))
 
 
-def _error(rates, flops, moved, time_s) -> float:
+def _error(rates, flops, moved, *, time_s) -> float:
     return float(np.mean(np.abs(roofline_time_s(rates, flops, moved) / time_s - 1.0)))

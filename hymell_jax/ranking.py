@@ -124,8 +124,9 @@ def rank(
     best = found[0] if found[0]["meets"] else None
     for entry in found:
         energy = entry["energy_per_output_token_j"]
-        known = best is not None and energy is not None
-        entry["energy_over_pick"] = energy / best["energy_per_output_token_j"] if known else None
+        entry["energy_over_pick"] = (
+            None if best is None or energy is None else energy / best["energy_per_output_token_j"]
+        )
     content = {
         "model": hf.name,
         "dtype": dtype,
@@ -163,9 +164,7 @@ def _entry(
     level: int,
 ) -> dict[str, Any]:
     fits = bool(p.memory.fits)
-    values: dict[str, float | None] = dict.fromkeys(
-        (*TARGETS, "energy_per_output_token_j", "power_w")
-    )
+    values: dict[str, Any] = dict.fromkeys((*TARGETS, "energy_per_output_token_j", "power_w"))
     misses = ["memory"]
     if fits:
         total_s, total_j = float(p.total_time_s), float(p.total_energy_j)

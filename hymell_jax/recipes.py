@@ -270,13 +270,19 @@ def _fit_attention(folder, device, runtime, spec, seed) -> tuple[dict[str, Any],
             here, origin = here[here["runtime"] == newest], f"{near}, {newest}"
         source = devices.get_device(origin.split(",")[0]).device
         kv_bytes = np.where(here["kv_dtype"] == "fp8", 1.0, 2.0)
+        names = ("batch", tokens, "n_heads", "n_kv_heads", "head_dim", "window_size", "time_s")
+        batch, length, heads, kv_heads, head_dim, window, time_s = data.columns(here, *names)
         found |= attention_fit.fit_attention(
             phase,
             source,
-            *data.columns(here, "batch", tokens, "n_heads", "n_kv_heads", "head_dim"),
-            here["window_size"].to_numpy(np.float32),
+            batch,
+            length,
+            heads,
+            kv_heads,
+            head_dim,
+            window,
             kv_bytes,
-            here["time_s"].to_numpy(np.float32),
+            time_s,
             np.where((kv_bytes == 2.0) & (here["window_size"] == 0), PLAIN_WEIGHT, 1.0),
             seed=seed,
         )

@@ -137,7 +137,7 @@ def _pair(
 ) -> dict[str, Any]:
     """One model on one device: answer, curves, map, roofline, elasticities, card."""
     chosen = dtype or hf.dtype
-    source = spec.name if spec.name in devices.device_names() else spec
+    source: Any = spec.name if spec.name in devices.device_names() else spec
     fitted = checkpoint.load(source, dtype=chosen)
     grid = _grid(hf.architecture, asked, chosen)
     work = _rows(grid.works, 0)
@@ -177,7 +177,7 @@ def _elasticities(fields: list[str], rows: Prediction, works: Workload) -> dict[
     return sensitivity.slopes_of_steps(fields, values)
 
 
-def _grid(arch: Architecture, asked: Mapping[str, float], dtype: str) -> _Grid:
+def _grid(arch: Architecture, asked: Mapping[str, Any], dtype: str) -> _Grid:
     first = workload(**asked, dtype=dtype)
     rows, places = [(arch, first)], {}
 
@@ -185,7 +185,7 @@ def _grid(arch: Architecture, asked: Mapping[str, float], dtype: str) -> _Grid:
         places[name] = slice(len(rows), len(rows) + len(more))
         rows.extend(more)
 
-    def at(**changed: float) -> tuple[Architecture, Workload]:
+    def at(**changed: Any) -> tuple[Architecture, Workload]:
         return arch, workload(**{**asked, **changed}, dtype=dtype)
 
     add("batch", [at(batch_size=b) for b in BATCHES])

@@ -57,8 +57,9 @@ def card_of(model: CostModel, level: int) -> dict[str, Any]:
             for e in block["errors"]
             if e["split"] == "test" and e["rows"] == "all"
         ]
-    if level == 3:
-        served = system_store.load(root)["card"]
+    level3 = system_store.load(root) if level == 3 else None
+    if level3 is not None:
+        served = level3["card"]
         machine, engine = kept["engine_terms_from"], kept["engine"]
         sources += served["sources"]
         found["origins"]["serving"] = _origin(kept["engine_terms"], f"{engine} on {machine}")

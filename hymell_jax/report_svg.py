@@ -48,7 +48,7 @@ def inline_svg(plot: Plot) -> str:
         lambda m: f"var(--{names[m.group()]})" if m.group() in names else m.group(),
         text,
     )
-    view = re.search(r'viewBox="[^"]*"', text).group()
+    view = re.findall(r'viewBox="[^"]*"', text)[0]
     opening = (
         f'<svg xmlns="http://www.w3.org/2000/svg" {view} role="img" '
         f'aria-labelledby="{plot.name}--title {plot.name}--words">'

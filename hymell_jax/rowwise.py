@@ -64,7 +64,7 @@ NO_SWITCH_COLS = 1e30
 NO_REREAD = 1e-6
 NOT_STAGGERED = 1e-6
 
-KERNELS: dict[str, dict[str, float]] = {
+KERNELS: dict[str, dict[str, Any]] = {
     "layernorm": {"reread": LAYERNORM_REREAD},
     "softmax": {"switch_cols": SOFTMAX_SWITCH_COLS, "reread": SOFTMAX_REREAD},
 }
@@ -74,10 +74,10 @@ The warp softmax keeps its row in registers; the block softmax reads it for the 
 and for the result. RMSNorm kernels read twice too, but rows there are short.
 """
 
-WITHIN_RANGE = {"prior_weight": 3e-5, "time_weight": 0.0}
+WITHIN_RANGE: dict[str, Any] = {"prior_weight": 3e-5, "time_weight": 0.0}
 """Settings of `fit_refined` where predictions stay among the shapes that were measured."""
 
-BEYOND_RANGE = {"prior_weight": 3e-4, "time_weight": 0.5}
+BEYOND_RANGE: dict[str, Any] = {"prior_weight": 3e-4, "time_weight": 0.5}
 """Settings of `fit_refined` where predictions go to far larger shapes."""
 
 _WAVE_STEPS = 8

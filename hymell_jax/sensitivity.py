@@ -94,7 +94,7 @@ def stepped(arch: Architecture, work: Workload) -> tuple[list[str], list[tuple]]
     plain = float(work.context_start_tokens) == float(work.prompt_tokens)
     fields, pairs = [], []
     for name in (*names, *_WORK_FIELDS):
-        owner = arch if name in names else work
+        owner: Any = arch if name in names else work
         size = float(getattr(owner, name))
         one_gpu = name == "tensor_parallel" and size == 1
         if size <= 0 or one_gpu or (tied and name == "value_head_dim"):
@@ -149,16 +149,17 @@ def _candidates(
         index = index[space.is_legal(alone, index)]
         if len(index):
             found.append(("architecture", name, space.concrete_architectures(alone, index), work))
-    batches = np.array([b for b in _BATCHES if b != float(work.batch_size)], np.float32)
+    batches: Any = np.array([b for b in _BATCHES if b != float(work.batch_size)], np.float32)
     found.append(("workload", "batch_size", arch, dataclasses.replace(work, batch_size=batches)))
     if float(work.kv_bytes) == 2:
-        halved = dataclasses.replace(work, kv_bytes=np.ones(1, np.float32))
+        one_byte: Any = np.ones(1, np.float32)
+        halved = dataclasses.replace(work, kv_bytes=one_byte)
         found.append(("workload", "kv_bytes", arch, halved))
     return found
 
 
 def single_changes(
-    model: CostModel, arch: Architecture, work: Workload, target: str, limit: float
+    model: CostModel, arch: Architecture, work: Workload, target: str, limit: float | None
 ) -> list[dict[str, Any]]:
     """The least change of each field that brings a quantity to its limit, cheapest first.
 
@@ -175,7 +176,7 @@ def single_changes(
         ValueError: no such quantity, or a limit that is not positive.
     """
     quantities.check_quantity(target)
-    checked_number(target, limit, 1e-30, 1e30)
+    limit = checked_number(target, limit, 1e-30, 1e30)
     up = quantities.QUANTITIES[target].higher_is_better
     names = tuple(dict.fromkeys((target, "loss", "parameters", "memory_share", *ELASTIC)))
     structure = operators.structure_of(arch, work)

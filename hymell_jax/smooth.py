@@ -107,7 +107,7 @@ def below_gate(x: Value, edge: Value, temperature: Value) -> jax.Array:
     return jax.nn.sigmoid((edge - x) / temperature)
 
 
-def partial_ceil(x: jax.Array, quantisation: jax.Array) -> jax.Array:
+def partial_ceil(x: Value, quantisation: jax.Array) -> jax.Array:
     """q ceil(x) + (1 - q) max(x, 1): the tiles of a grid that x fills, non-decreasing in x.
 
     Hard limits: q = 1 is ceil(x), q = 0 is x but at least one.

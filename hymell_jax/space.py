@@ -112,13 +112,10 @@ class Space:
     @property
     def box(self) -> Box:
         """The relaxed space."""
-        low, high = (
-            np.float32(ends) for ends in zip(*(v.log_range for v in self.variables), strict=True)
-        )
-        return Box(
-            base=self.base, ratio=np.float32(self.ratio), log_low=low, log_high=high,
-            rules=self.rules,
-        )  # fmt: skip
+        low, high = zip(*(v.log_range for v in self.variables), strict=True)
+        sizes: dict[str, Any] = {"ratio": self.ratio, "log_low": low, "log_high": high}
+        leaves: dict[str, Any] = {name: np.float32(size) for name, size in sizes.items()}
+        return Box(base=self.base, rules=self.rules, **leaves)
 
 
 def canonical(name: str) -> str:
@@ -132,6 +129,10 @@ def canonical(name: str) -> str:
         near = near_names(name, [*FREE_FIELDS, *ALIASES]) or list(FREE_FIELDS)
         raise ValueError(f"{shown(name)} cannot be free; it could be {', '.join(near)}.")
     return field
+
+
+def _by_field(given: Mapping[str, Any] | None) -> dict[str, Any]:
+    return {canonical(name): value for name, value in (given or {}).items()}
 
 
 def make_space(
@@ -161,11 +162,8 @@ def make_space(
     Raises:
         ValueError: unknown names, empty ladders, or nothing free.
     """
-    ranges, multiples, levels = (
-        {canonical(name): value for name, value in (given or {}).items()}
-        for given in (ranges, multiples, levels)
-    )
-    names = _free_names(base, free, fix, (*ranges, *levels))
+    ends, steps, ladders = (_by_field(given) for given in (ranges, multiples, levels))
+    names = _free_names(base, free, fix, (*ends, *ladders))
     tie = _tie(base, names, tie)
     names = [name for name in names if name != tie]
     if not names:
@@ -174,12 +172,12 @@ def make_space(
     groups = _whole("expert_parallel", work.expert_parallel)
     variables = []
     for name in names:
-        if name in levels:
-            ladder = _given_levels(name, levels[name])
+        if name in ladders:
+            ladder = _given_levels(name, ladders[name])
         else:
             start = float(getattr(base, name))
-            ends = ranges.get(name, (start / 2, start * 2))
-            ladder = _ladder(name, ends, multiples.get(name), gpus)
+            between = ends.get(name, (start / 2, start * 2))
+            ladder = _ladder(name, between, steps.get(name), gpus)
         variables.append(Variable(name, ladder))
     same_width = float(base.value_head_dim) == float(base.head_dim)
     multi_head = float(base.n_kv_heads) == float(base.n_heads)
@@ -330,7 +328,7 @@ def follow(rules: Rules, base: Architecture, ratio: Any, fields: dict[str, Any])
     return full
 
 
-def relaxed_architecture(box: Box, x: jax.Array) -> Architecture:
+def relaxed_architecture(box: Box, x: jax.Array | np.ndarray) -> Architecture:
     """The architecture at relaxed coordinates x [n_variables] in [0, 1]; traceable."""
     values = jnp.exp(box.log_low + x * (box.log_high - box.log_low))
     fields = dict(zip(box.rules.names, values, strict=True))
@@ -355,7 +353,8 @@ def relaxed_gaps(arch: Architecture) -> jax.Array:
 
 def _moved(space: Space, moving: dict[str, np.ndarray]) -> dict[str, Any]:
     """`_follow` on exact float64 numbers."""
-    base = Architecture(**architecture_fields(space.base))
+    exact: dict[str, Any] = dict(architecture_fields(space.base))
+    base = Architecture(**exact)
     return follow(space.rules, base, space.ratio, moving)
 
 
@@ -408,7 +407,8 @@ def concrete_architectures(space: Space, index: np.ndarray) -> Architecture:
         fields[name] = np.where(
             some, np.maximum(np.round(fields[name] * layers), 1.0) / layers, 0.0
         )
-    return Architecture(**{name: value.astype(np.float32) for name, value in fields.items()})
+    leaves: dict[str, Any] = {name: value.astype(np.float32) for name, value in fields.items()}
+    return Architecture(**leaves)
 
 
 def is_legal(space: Space, index: np.ndarray) -> np.ndarray:

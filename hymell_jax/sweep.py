@@ -63,7 +63,7 @@ class Sweep:
     design: Design
     names: tuple[str, ...]  # quantities
     front: tuple[str, str]
-    structure: frozenset[str]
+    structure: frozenset[str] | None
     part_rows: int
     digest: str
 
@@ -157,9 +157,11 @@ def _rules(base: Architecture, moving: tuple[str, ...], tie: Any) -> space.Rules
     )  # fmt: skip
 
 
-def _structure(base: Architecture, work: Workload, design: Design) -> frozenset[str]:
+def _structure(base: Architecture, work: Workload, design: Design) -> frozenset[str] | None:
     """Blocks that any row has."""
-    greatest = {f.name: np.float32(max(f.values or (f.high,))) for f in design.fields}
+    greatest: dict[str, Any] = {
+        f.name: np.float32(max(f.values or (f.high,))) for f in design.fields
+    }
     archs = {f.name for f in dataclasses.fields(Architecture)}
     arch = dataclasses.replace(base, **{n: v for n, v in greatest.items() if n in archs})
     work = dataclasses.replace(work, **{n: v for n, v in greatest.items() if n not in archs})
@@ -184,9 +186,8 @@ def sweep_rows(sweep: Sweep, start: int, stop: int) -> tuple[dict, Architecture,
     moving = {name: value for name, value in columns.items() if name in own}
     fields = space.follow(sweep.rules, sweep.base, sweep.ratio, moving)
     archs = dataclasses.replace(sweep.base, **fields)
-    works = dataclasses.replace(
-        sweep.work, **{name: value for name, value in columns.items() if name not in own}
-    )
+    asked: dict[str, Any] = {name: value for name, value in columns.items() if name not in own}
+    works = dataclasses.replace(sweep.work, **asked)
     if {"prompt_tokens", "output_tokens"} & set(columns):
         works = dataclasses.replace(
             works,
@@ -201,7 +202,7 @@ def sweep_rows(sweep: Sweep, start: int, stop: int) -> tuple[dict, Architecture,
 
 def legal_rows(archs: Architecture, works: Workload) -> np.ndarray:
     """Rows [n] that can be built and run: KV heads divide the heads, GPUs too, enough experts."""
-    latent = archs.latent_attention > 0
+    latent: Any = archs.latent_attention > 0
     heads = (archs.n_heads % np.maximum(archs.n_kv_heads, 1) == 0) | latent
     heads &= (archs.n_heads % 1 == 0) & (archs.n_heads % works.tensor_parallel == 0)
     experts = (archs.experts_per_token <= archs.n_experts) & (

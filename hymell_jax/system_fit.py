@@ -23,7 +23,7 @@ import optax
 from hymell_jax import serving
 from hymell_jax.mlp import Params, apply_mlp, init_ensemble
 from hymell_jax.serving import NETWORK, Blocks
-from hymell_jax.types import Architecture, Device, Value, Workload
+from hymell_jax.types import Architecture, Device, Workload
 
 TARGETS = ("prefill", "decode", "steady", "median", "total", "energy")
 """What a row may have measured: seconds of the prefill pass, of a decode step, of the mean and the
@@ -97,7 +97,7 @@ def penalty(values: Mapping[str, Any], expected: Priors, hidden_prompts: bool = 
     the lower levels' prefill then stands.
     """
     priors = dict(expected)
-    total: Value = 0.0
+    total: jax.Array | float = 0.0
     if hidden_prompts:
         priors["log_prefill"] = (0.0, HIDDEN_PREFILL_WIDTH)
     for kind in ("time", "energy"):
@@ -311,7 +311,7 @@ def _share_error(rows: Rows, predicted_j: jax.Array) -> jax.Array:
 
 
 def fit_networks(
-    z: np.ndarray, errors: np.ndarray, weights: np.ndarray, scales: np.ndarray, seeds: Sequence[int]
+    z: jax.Array, errors: np.ndarray, weights: np.ndarray, scales: jax.Array, seeds: Sequence[int]
 ) -> Params:
     """Networks on what the physics leaves, for every fold and seed at once.
 

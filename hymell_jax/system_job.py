@@ -92,7 +92,7 @@ def _block_costs(rows: pd.DataFrame, out: Path, progress: Progress | None):
         else:
             costs = system_rows.block_costs(part.reset_index(drop=True), models, progress)
             path.parent.mkdir(parents=True, exist_ok=True)
-            leaves = {
+            leaves: dict[str, Any] = {
                 f"{phase} {n}": np.asarray(getattr(one, n))
                 for phase, one in zip(_PHASES, costs, strict=True)
                 for n in FIELDS

@@ -188,6 +188,10 @@ def problem(
         "energy": energy,
     }
     phase = np.stack([steady, prefill_only, ~steady & ~prefill_only], 1)
+    found: dict[str, Any] = dict(
+        task=task, campaign=campaign, machine=machine, phase=phase.astype(np.float32),
+        measured=np.stack([measured[t].to_numpy(np.float32) for t in TARGETS], 1),
+    )  # fmt: skip
     arrays = Rows(
         arch=stack_leaves([systems.row_architecture(row) for _, row in frame.iterrows()]),
         device=stack_leaves([_device_of(row) for _, row in frame.iterrows()]),
@@ -195,12 +199,8 @@ def problem(
         prefill=prefill,
         decode=decode,
         prompt_known=known.to_numpy(np.float32),
-        task=task,
-        campaign=campaign,
-        machine=machine,
         turns=frame["turns"].to_numpy(np.float32),
-        phase=phase.astype(np.float32),
-        measured=np.stack([measured[t].to_numpy(np.float32) for t in TARGETS], 1),
+        **found,
     )
     sizes = Sizes(len(tasks), len(campaigns), len(machines), GRID)
     groups = tuple(sorted(frame["group"].unique()))

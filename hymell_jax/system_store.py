@@ -12,7 +12,7 @@ import math
 import os
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeGuard
 
 import numpy as np
 
@@ -112,7 +112,7 @@ def _check_engines(engines: Any, where: str) -> None:
         if not isinstance(machines, Mapping) or not isinstance(quantiles, Mapping) or not machines:
             raise ValueError(f"{here} must hold machines and quantiles.")
         for machine, terms in machines.items():
-            full = serving.ABSENT | terms if isinstance(terms, Mapping) else {}
+            full = {**serving.ABSENT, **terms} if isinstance(terms, Mapping) else {}
             for name in COEFFICIENTS:
                 value = full.get(name)
                 if not _number(value) or abs(value) > LARGEST:
@@ -129,6 +129,6 @@ def _check_widths(given: Any, where: str) -> None:
                 raise ValueError(f"{where}: the quantile of {width} {target} must be positive.")
 
 
-def _number(value: Any) -> bool:
+def _number(value: Any) -> TypeGuard[float]:
     plain = isinstance(value, int | float) and not isinstance(value, bool)
     return plain and -math.inf < value < math.inf

@@ -11,6 +11,7 @@ decode energy by up to 60 % (arXiv 2605.14249).
 
 from __future__ import annotations
 
+import functools
 from typing import Any
 
 import jax
@@ -105,7 +106,9 @@ LOAD_SCALED = Method(
     source="WattGPU, arXiv 2607.02391",
     assumes=("a fixed share of the limit per scenario, the same on every GPU and model",),
     published_accuracy="WattGPU: median power error 7.2 % offline, 26.0 % of servers",
-    forms={name: (predict, lambda name=name: load_scaled_coefficients(name)) for name in SCENARIOS},
+    forms={
+        name: (predict, functools.partial(load_scaled_coefficients, name)) for name in SCENARIOS
+    },
     default_note="offline, 0.9 of the limit; times from a roofline at 60 % and 80 %",
     **_COMMON,
 )

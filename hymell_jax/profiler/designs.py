@@ -154,14 +154,16 @@ def attention(scale: Scale, draw: random.Random) -> list[Case]:
     decode = _Table(scale, "blocks/attention_decode")
     kv_dtype = "float32" if scale.value_bytes == 4 else "bfloat16"
     for heads, kv_heads, head_dim in _layouts(scale):
-        layout = dict(n_heads=heads, n_kv_heads=kv_heads, head_dim=head_dim, window_size=0)
+        layout: dict[str, Any] = dict(
+            n_heads=heads, n_kv_heads=kv_heads, head_dim=head_dim, window_size=0
+        )
         group, queries, keys = (
             ("heads", heads, kv_heads, head_dim),
             heads * head_dim,
             kv_heads * head_dim,
         )
         for kernel in ("sdpa", "eager"):
-            head = {"kernel": kernel, "kv_dtype": kv_dtype}
+            head: dict[str, Any] = {"kernel": kernel, "kv_dtype": kv_dtype}
             for length in tokens(draw, scale.draws, 2 * scale.most_tokens)[1:]:
                 batch = draw.choice((1, 1, 2, 4, 8, 16))
                 scores = heads * batch * length * length

@@ -32,8 +32,9 @@ def in_turn(function: Any, sets: list[tuple[Any, ...]]) -> Call:
     def call(index: int) -> Any:
         return function(*sets[index % count])
 
-    call.count = count
-    return call
+    counted: Any = call
+    counted.count = count
+    return counted
 
 
 def _gemm(bench: Bench, s: Any) -> Call:

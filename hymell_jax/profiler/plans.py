@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import random
 from collections.abc import Callable, Sequence
+from typing import Any
 
 from hymell_jax.profiler import catalogue, designs
 from hymell_jax.profiler.cases import Case
@@ -35,7 +36,8 @@ _GPU = Scale(
 )  # fmt: skip
 
 PLANS = ("quick", "paper", "full")
-_SETTINGS = {  # plan: hours, shares, sample_s, pass_s, changes of the scale
+_Settings = tuple[float, tuple[float, float, float], float, float, dict[str, Any]]
+_SETTINGS: dict[str, _Settings] = {  # hours, shares, sample_s, pass_s, changes of the scale
     "quick": (0.31, (0.30, 0.27, 0.43), 0.2, 1.0, {}),
     "paper": (0.5, (0.40, 0.25, 0.35), 0.3, 2.0, {"shapes": 12, "draws": 4, "metered": True}),
     "full": (8.0, (0.35, 0.30, 0.35), 0.5, 4.0, {"shapes": 120, "draws": 8, "passes": 20}),

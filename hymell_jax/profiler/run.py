@@ -160,7 +160,7 @@ class Profiler:
             "dtype": bench.dtype_name,
         }
         self._load = machine.Load(bench.own)
-        self._launches: dict[tuple, float | None] = {}
+        self._launches: dict[str, float | None] = {}
         self._anchors: list[Any] = []
 
     def software(self) -> dict[str, Any]:
