@@ -70,12 +70,13 @@ _START = {
 _DECODE_START = {"log_tile_cycles": 8.0, "log_chain_cycles": 6.0, "chain_power": 0.0}
 
 TILING: dict[str, float] = {
-    "prefill_log_tile_rows": 2.8,
-    "prefill_log_key_block": 4.0,
-    "decode_log_tile_rows": 0.7,
+    "prefill_log_tile_rows": 3.5,
+    "prefill_log_key_block": 3.5,
+    "decode_log_tile_rows": 0.0,
 }
 """Where a fit starts for a library that tiles otherwise than `QUERY_TILE_ROWS`, `DECODE_TILE_ROWS`
-and `KEY_BLOCK_TOKENS` say, one of a CPU for example; natural logs. Coefficients may leave them out.
+and `KEY_BLOCK_TOKENS` say, as one for a CPU does: each query head has tiles of its own, and a tile
+that is not full costs no more than its rows. Natural logs; coefficients may leave them out.
 """
 
 DEFAULT_COEFFICIENTS: dict[str, float] = {
@@ -307,14 +308,18 @@ def _log_terms(
     else:
         queries, cached, log_tile = 1.0, last_keys, _log(DECODE_TILE_ROWS)
         mean_keys = last_keys
-    log_tile = c.get("log_tile_rows", log_tile)
     log_width = _log_width(head_dim, value_head_dim)
     fp8 = _fp8_share(kv_bytes)
-    log_sequences = _log(batch) + _log(n_kv_heads)
     log_rows = _log(batch) + _log(queries) + _log(n_heads)
-    log_rows_each = _log(queries) + _log(n_heads) - _log(n_kv_heads)
-    log_tiles = log_sequences + _log_at_least_one(log_rows_each - log_tile)
-    log_pairs = log_tiles + log_tile + _log(mean_keys)
+    if "log_tile_rows" in c:  # as `TILING` says
+        each = _log_at_least_one(_log(queries) - c["log_tile_rows"])
+        log_tiles, log_padded = _log(batch) + _log(n_heads) + each, log_rows
+    else:
+        log_rows_each = _log(queries) + _log(n_heads) - _log(n_kv_heads)
+        log_sequences = _log(batch) + _log(n_kv_heads)
+        log_tiles = log_sequences + _log_at_least_one(log_rows_each - log_tile)
+        log_padded = log_tiles + log_tile
+    log_pairs = log_padded + _log(mean_keys)
     log_kv = log_kv_bytes(batch, cached, n_kv_heads, head_dim, value_head_dim, kv_bytes)
     log_bytes = jnp.logaddexp(log_kv, log_rows + log_width + _log(ACTIVATION_BYTES))
     return [

@@ -12,6 +12,8 @@ from hymell_jax.attention import ATTENTION_TIME_S, DEFAULT_COEFFICIENTS, TILING,
 from hymell_jax.robust_fit import adam
 from hymell_jax.types import Device
 
+PULL = 1e-5  # weight of the squared distance from the start
+
 
 def fit_attention(
     phase: str,
@@ -31,6 +33,7 @@ def fit_attention(
     max_rows: int = 6000,
     start: Mapping[str, float] | None = None,
     tiling: bool = False,
+    pull: float = PULL,
     seed: int = 0,
 ) -> dict[str, float]:
     """Coefficients of one phase and device from measured kernel times.
@@ -51,6 +54,7 @@ def fit_attention(
         start: coefficients to start from and be pulled to, those of another device for example; by
             default `DEFAULT_COEFFICIENTS`, with the launch floor at the fastest rows.
         tiling: whether the sizes of tiles are fitted too, for a library of another kind of device.
+        pull: weight of the squared distance from the start; more for fewer rows.
         seed: of the subsample.
 
     Raises:
@@ -74,11 +78,12 @@ def fit_attention(
     if start is None:
         fastest = np.log(np.quantile(np.asarray(columns[7]), 0.02))
         first[f"{phase}_log_launch_s"] = jnp.float32(fastest)
-    fitted = adam(_fit_loss(phase, device, columns, first), first, steps, learning_rate)
+    loss = _fit_loss(phase, device, columns, first, pull)
+    fitted = adam(loss, first, steps, learning_rate)
     return {name: float(fitted[name]) for name in names}
 
 
-def _fit_loss(phase: str, device: Device, columns: list[jax.Array], start: dict):
+def _fit_loss(phase: str, device: Device, columns: list[jax.Array], start: dict, weight: float):
     """The loss of `fit_attention` as a function of the coefficients."""
     batch, tokens, heads, kv_heads, head_dim, window, kv_bytes, time_s, weights = columns
     shape = (batch, tokens, heads, kv_heads, head_dim, head_dim, window, kv_bytes)
@@ -89,6 +94,6 @@ def _fit_loss(phase: str, device: Device, columns: list[jax.Array], start: dict)
         time, _ = ATTENTION_TIME_S[phase](coefficients, device, *shape)
         residual = jnp.log(time) - log_measured
         pull = sum(jnp.square(coefficients[name] - start[name]) for name in start)
-        return jnp.sum(weights * jnp.sqrt(jnp.square(residual) + 1e-4)) + 1e-5 * pull
+        return jnp.sum(weights * jnp.sqrt(jnp.square(residual) + 1e-4)) + weight * pull
 
     return loss

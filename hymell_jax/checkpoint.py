@@ -51,6 +51,7 @@ LARGEST = 80.0  # of a coefficient: natural logs and logits, so far beyond anyth
 _LINEAR_COEFFICIENTS = ("log_launch_s", "log_compute_excess", "log_memory_excess")
 _NOT_PROVENANCE = (
     "coefficients", "domain", "published", "replay", "errors", "device_file", "blocks", "arrays",
+    "ffn", "experts",
 )  # fmt: skip
 _IDENTITY = ("device", "runtime", "dtype")
 _TEXTS = ("time", "energy", "energy_from", "energy_note", "transferred_from")

@@ -30,12 +30,12 @@ from hymell_jax.cli_output import cell, print_json, progress, table
 @click.option("--json", "as_json", is_flag=True, help="Print a list of rows.")
 def evaluate(device, folder, level, split, form, reference, checkpoints, as_json) -> None:
     """Errors of the fitted model on measured rows, by table, regime and target."""
-    from hymell_jax import block_evaluate, data, profile_fit, profile_rows, system_evaluate
+    from hymell_jax import block_evaluate, data, profile_evaluate, profile_rows, system_evaluate
     from hymell_jax import evaluate as operators
 
     root = data.data_folder(folder)
     if profile_rows.is_profile(root):
-        rows = profile_fit.evaluate_profile(root, checkpoints, split, device=device)
+        rows = profile_evaluate.evaluate_profile(root, checkpoints, split, device=device)
         rows = [r for r in rows if level in ("all", str(r["level"]))]
         print_json(rows) if as_json else show_profile_errors(rows)
         return

@@ -64,7 +64,7 @@ def terms_for(
     machine = spec.name if measured else devices.nearest_measured(spec, sorted(machines))
     quantiles = entry["quantiles"][machine] if measured else content["transferred"]
     names = serving.ENGINE_COEFFICIENTS | serving.ENERGY_COEFFICIENTS
-    terms = dict.fromkeys(serving.FLAGS, 0.0) | machines[machine]
+    terms = serving.ABSENT | machines[machine]
     width = quantiles["quantised" if quantised else "16 bits"]
     pair = [width["time"], width["energy"]]
     return EngineTerms(

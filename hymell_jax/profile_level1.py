@@ -44,6 +44,22 @@ from hymell_jax.types import Device
 STAGES = ((8, 500, 0.08), (32, 700, 0.05), (gemm.CHOICE, 1000, 0.03))
 """(sharpness of the choice of kernels, steps, learning rate)."""
 PULL, OTHERS, WIDTH = 3e-3, 3e-3, 1e-2
+_HOST_START = {
+    "log_pnorm": -4.0, "log_exp": -2.0, "log_chain_cycles": 2.0, "log_tile_cycles_wide": 4.0,
+    "log_tensor_excess_wide": -4.0, "log_dram_excess": -2.0, "log_l2_excess": -3.0,
+}  # fmt: skip
+HOST_ATTENTION = {
+    **attention.DEFAULT_COEFFICIENTS,
+    **attention.TILING,
+    **{f"{phase}_{n}": v for phase in attention.ATTENTION_PHASES for n, v in _HOST_START.items()},
+    "prefill_log_tile_cycles": 8.5, "prefill_log_row_cycles": 11.0,
+    "prefill_log_tensor_excess": -0.3, "decode_log_tile_cycles": 6.5, "decode_log_row_cycles": 5.0,
+    "decode_log_tensor_excess": 1.6, "decode_log_l2_capacity": 3.0,
+}  # fmt: skip
+"""Where attention starts on a host: its terms add up, and there are no tiles to fill. Found on
+train rows of one CPU; the weight of the distance from it by folds of head layouts there."""
+HOST_PULL = 1e-3
+ROWWISE_FIT = {"starts": 8, "steps": 800, "prior_weight": 3e-4, "time_weight": 0.0}
 
 ROWWISE = ("operators/rmsnorm", "operators/softmax", "operators/layernorm", "operators/elementwise")
 PART_KERNEL = {  # row-wise part of a layer: (table, kernels that may serve it, best first)
@@ -136,10 +152,7 @@ def fit_rowwise(
             continue
         moved = bytes_per_element(table, frame, profile.element_bytes)
         rows, cols, time_s = data.columns(train, *sizes_of(table), "time_s")
-        refined = rowwise.fit_refined(
-            rows, cols, time_s, device, moved, starts=8, steps=800, seed=seed,
-            **(rowwise.WITHIN_RANGE | {"prior_weight": 3e-4}),
-        )  # fmt: skip
+        refined = rowwise.fit_refined(rows, cols, time_s, device, moved, seed=seed, **ROWWISE_FIT)
         found.append(
             dict(
                 device=profile.name, runtime=profile.runtime, kernel=kernel,
@@ -199,7 +212,9 @@ def fit_attention(
     profile: Profile, spec: DeviceSpec, kernel: str | None = None, seed: int = 0
 ) -> tuple[dict[str, np.float32], int]:
     """Coefficients of both phases from train rows, defaults where there are none; rows in all."""
-    found, count = attention.DEFAULT_COEFFICIENTS | attention.TILING, 0
+    host = spec.architecture == checkpoint.HOST
+    found: dict[str, float] = dict(HOST_ATTENTION if host else attention.DEFAULT_COEFFICIENTS)
+    count = 0
     for phase in attention.ATTENTION_PHASES:
         frame = attention_frame(profile, phase, kernel)
         train = frame if frame.empty else frame[frame["split"] == "train"]
@@ -207,8 +222,13 @@ def fit_attention(
             continue
         sizes = ("batch", "tokens", "n_heads", "n_kv_heads", "head_dim", "window_tokens",
                  "kv_bytes", "time_s")  # fmt: skip
+        options: dict[str, Any] = {}
+        if host:
+            launch = float(np.log(np.quantile(train["time_s"], 0.02)))
+            start = HOST_ATTENTION | {f"{phase}_log_launch_s": launch}
+            options = dict(start=start, tiling=True, pull=HOST_PULL)
         found |= attention_fit.fit_attention(
-            phase, spec.device, *data.columns(train, *sizes), steps=1500, tiling=True, seed=seed
+            phase, spec.device, *data.columns(train, *sizes), seed=seed, **options
         )
         count += len(train)
     return {name: np.float32(v) for name, v in found.items()}, count

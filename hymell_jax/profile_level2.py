@@ -9,6 +9,9 @@ A dense feed-forward layer is its products and its activation, as in a whole mod
 for each and a floor, fitted to its rows:
 
     t = t_0 + a ((n - 1) t_up + t_down) + b t_activation,    n matrices
+
+Routed experts may be described the same way, by the grouped products that level 1 has for them,
+t = t_0 + a t_products; folds decide between that and the block of its own.
 """
 
 from __future__ import annotations
@@ -27,9 +30,11 @@ from hymell_jax import (
     blocks,
     checkpoint,
     devices,
+    gemm,
     latent,
     mlp,
     moe,
+    operators,
     profile_level1,
     rowwise,
 )
@@ -47,6 +52,7 @@ NETWORK: dict[str, Any] = {"hidden": (12, 12), "embedding": 8, "bound": float(np
 TRAINING = {"steps": 1000, "learning_rate": 1e-2, "weight_decay": 1e-2}
 MEMBERS, FOLDS = 2, 3
 LEAST_ROWS = 30  # of train, for a network at all
+EXPERTS = {"log_launch_s": -9.0, "log_products": 0.0}
 FFN = {"log_launch_s": -12.0, "log_products": 0.0, "log_activation": 0.0}
 
 GROUP = {
@@ -269,6 +275,63 @@ def fit_block(
         "errors": table,
         "origin": {"chosen": chosen.name, "left_out_inside_train": scores},
     }
+
+
+def expert_products_s(
+    coefficients: Mapping[str, Any], profile: Profile, device: Device, frame: pd.DataFrame
+) -> np.ndarray:
+    """Seconds of the grouped products of routed layers, [n_rows], as level 1 counts them."""
+    tokens, d, width, experts, top_k = (
+        frame[c].to_numpy(np.float32)
+        for c in ("num_tokens", "d_model", "d_expert", "n_experts", "top_k")
+    )
+    touched = np.asarray(operators.touched_experts(experts, top_k, tokens))
+    element = profile.element_bytes
+
+    def one(rows, n, k, groups):
+        return gemm.gemm_time(
+            coefficients["gemm"], device, rows, n, k, element, element, groups, 1.0
+        )[0]  # fmt: skip
+
+    run = jax.jit(jax.vmap(one))
+    rows = tokens * top_k / touched
+    return np.asarray(run(rows, 2.0 * width, d, touched)) + np.asarray(run(rows, d, width, touched))
+
+
+def expert_time_s(fitted: Mapping[str, Any], products):
+    """Seconds of routed layers from those of their products, [n_rows]."""
+    return jnp.exp(fitted["log_launch_s"]) + products * jnp.exp(fitted["log_products"])
+
+
+def fit_experts(
+    profile: Profile, spec: DeviceSpec, coefficients: Mapping[str, Any], seed: int = 0
+) -> dict[str, float] | None:
+    """Floor and factor of routed layers by their products; None where their own block is better
+    on rows left out inside train, or without train rows."""
+    frame = block_rows(profile, "experts")
+    train = frame if frame.empty else frame[frame["split"] == "train"].reset_index(drop=True)
+    if train.empty:
+        return None
+    products, measured = (
+        expert_products_s(coefficients, profile, spec.device, train),
+        train["time_s"].to_numpy(),
+    )
+
+    def fit(use):
+        return fit_coefficients(expert_time_s, EXPERTS, [products[use]], measured[use], steps=800)
+
+    folds, errors_of = fold_numbers(train, GROUP["experts"]), {"block": [], "products": []}
+    for fold in sorted(set(folds)) if len(set(folds)) > 1 else ():
+        out = folds == fold
+        kept, left = (train[mask].reset_index(drop=True) for mask in (~out, out))
+        own = _fit_level1("experts", spec.device, kept, seed)
+        log_s, _ = level1("experts", own, spec.device, left)
+        errors_of["block"] += list(np.abs(np.exp(log_s) / measured[out] - 1.0))
+        found = np.asarray(expert_time_s(fit(~out), products[out]))
+        errors_of["products"] += list(np.abs(found / measured[out] - 1.0))
+    if not errors_of["block"] or np.mean(errors_of["products"]) < np.mean(errors_of["block"]):
+        return fit(np.ones(len(train), bool))
+    return None
 
 
 def ffn_parts_s(

@@ -125,7 +125,7 @@ def fit_level3(
     model: CostModel,
     spec: DeviceSpec,
     *,
-    seeds: tuple[int, ...] = SEEDS,
+    seeds: tuple[int, ...] | None = None,
     progress: Progress | None = None,
 ) -> dict[str, Any] | None:
     """Level 3 as `system_store.save` takes it; None with fewer than `LEAST_MODELS` models.
@@ -134,9 +134,10 @@ def fit_level3(
         profile: measured machine.
         model: its levels 1 and 2.
         spec: its facts.
-        seeds: one a network of the ensemble.
+        seeds: one a network of the ensemble; by default `SEEDS`.
         progress: called with (what, done, total).
     """
+    seeds = SEEDS if seeds is None else seeds
     p = problem(profile, model, spec, progress)
     if p is None:
         return None

@@ -26,6 +26,13 @@ DEVICE = "device.json"
 ENOUGH = 0.6  # share of a table's rows that must be undisturbed for the others to be left out
 ACTIVATION_ARRAYS = {"gelu": 1, "silu": 2}
 
+TABLES = (
+    "operators/gemm", "operators/rmsnorm", "operators/softmax", "operators/layernorm",
+    "operators/elementwise", "blocks/attention_prefill", "blocks/attention_decode", "blocks/ffn",
+    "blocks/moe", "blocks/mla", "systems/transformers",
+)  # fmt: skip
+"""What is fitted of a profile."""
+
 KEYS: dict[str, tuple[str, ...]] = {  # table: columns that name what is fitted together
     "operators/rmsnorm": ("kernel",),
     "operators/elementwise": ("kernel",),

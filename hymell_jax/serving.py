@@ -82,7 +82,10 @@ where kernels are launched one by one and scores go through memory, else 0; `ser
 host itself computes, so that kernels cannot hide its work, else 0. These two are not fitted."""
 
 FLAGS = ("eager", "serial")
-"""Coefficients that say what kind of engine it is; 0 where a file leaves them out."""
+"""Coefficients that say what kind of engine it is, and are not fitted."""
+
+ABSENT = {"serial": 0.0}
+"""What a file without such a coefficient means."""
 
 EAGER_COEFFICIENTS: dict[str, tuple[float, float]] = {
     "log_launch_s": (np.log(1.5e-5), 1.0),

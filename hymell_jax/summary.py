@@ -80,6 +80,8 @@ def warnings_of(model: CostModel, hf: HFModel, prediction: Prediction, level: in
             f"No {model.card.dtype} measurements of {model.card.device}: coefficients carried "
             f"over from {source} by data-sheet ratios."
         )
+    elif not provenance.get("metered", True):
+        found.append(provenance["energy_note"])
     elif provenance.get("energy") == "transferred" and level < 3:
         found.append(
             f"Power of {model.card.device} was not measured: energy carried over from "

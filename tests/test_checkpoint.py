@@ -32,7 +32,7 @@ def test_shipped_checkpoints_are_small():
 @pytest.mark.parametrize("entry", SHIPPED, ids="/".join)
 def test_shipped_checkpoints_repeat_their_stored_answers(entry):
     content = checkpoint.read(*entry)
-    device = devices.get_device(content["device"]).device
+    device = devices.get_device(content.get("device_file") or content["device"]).device
     element = DTYPES[content["dtype"]]
     rows = {name: np.float32([r[name] for r in content["replay"]]) for name in content["replay"][0]}
     c = content["coefficients"]
