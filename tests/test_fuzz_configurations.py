@@ -4,13 +4,26 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import random
 import time
 
 import numpy as np
 import pytest
 from click.testing import CliRunner
-from fuzzing import ODD, answered, cases, clear, damaged, edited, edits, finite, odd_values
-from hypothesis import given
+from fuzzing import (
+    ODD,
+    answered,
+    cases,
+    clear,
+    damaged,
+    edited,
+    edits,
+    finite,
+    odd_values,
+    random_edits,
+    seeds,
+)  # fmt: skip
+from hypothesis import given, note
 from hypothesis import strategies as st
 
 from hymell_jax import files
@@ -98,7 +111,7 @@ def check(model: HFModel, config: dict) -> None:
             assert any(key in noted for key in FIELD_KEYS[field])
 
 
-@cases(5500)
+@cases(1500)
 @given(st.sampled_from(BASES), st.sampled_from(KINDS), st.booleans(), edits(PATHS))
 def test_changed_configurations_are_read_right_or_refused(base, kind, renamed, changes):
     if renamed:
@@ -107,6 +120,21 @@ def test_changed_configurations_are_read_right_or_refused(base, kind, renamed, c
     model = answered(lambda: read_hf(config))
     if model is not None:
         check(model, config)
+
+
+@cases(600)
+@given(seeds)
+def test_ten_changed_configurations_at_a_time(seed):
+    rng = random.Random(seed)
+    for _ in range(10):
+        base = rng.choice(BASES)
+        if rng.random() < 0.5:
+            base = base | {"model_type": rng.choice(KINDS)}
+        config = edited(base, random_edits(rng, PATHS))
+        note(repr(config))
+        model = answered(lambda c=config: read_hf(c))
+        if model is not None:
+            check(model, config)
 
 
 @cases(300)
@@ -118,15 +146,16 @@ def test_anything_at_all_is_no_configuration(source):
     answered(lambda: read_hf(source))
 
 
-@cases(1200)
-@given(st.sampled_from(BASES), st.integers(0, 2**32))
+@cases(200)
+@given(st.sampled_from(BASES), seeds)
 def test_damaged_files_are_read_right_or_refused(folder, base, seed):
     path = folder / "config.json"
-    content = damaged(json.dumps(base).encode(), seed)
-    path.write_bytes(content)
-    model = answered(lambda: read_hf(path))
-    if model is not None:
-        check(model, json.loads(content.decode("utf-8-sig")))
+    for number in range(seed, seed + 6):
+        content = damaged(json.dumps(base).encode(), number)
+        path.write_bytes(content)
+        model = answered(lambda: read_hf(path))
+        if model is not None:
+            check(model, json.loads(content.decode("utf-8-sig")))
 
 
 @pytest.fixture(scope="module")

@@ -7,7 +7,7 @@ import json
 import numpy as np
 import pytest
 from click.testing import CliRunner
-from fuzzing import answered, cases, clear, damaged, edited, edits
+from fuzzing import answered, cases, clear, damaged, edited, edits, seeds
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -57,7 +57,7 @@ def loaded():
         yield
 
 
-@cases(1000)
+@cases(900)
 @given(st.sampled_from([SPEC, GRID, SPEC | {"base": FIELDS}]), edits(SPEC_PATHS, 2))
 def test_sweeps_have_legal_rows_or_are_refused(loaded, base, changes):
     sweep = answered(lambda: read_sweep(edited(base, changes)))
@@ -76,7 +76,7 @@ def test_sweeps_have_legal_rows_or_are_refused(loaded, base, changes):
 
 
 @cases(300)
-@given(st.integers(0, 2**32))
+@given(seeds)
 def test_damaged_sweeps_are_legal_or_refused(loaded, tmp_path_factory, seed):
     path = tmp_path_factory.getbasetemp() / "sweep.json"
     path.write_bytes(damaged(json.dumps(SPEC).encode(), seed))
@@ -162,7 +162,7 @@ def asked(monkeypatch):
     return seen
 
 
-@cases(500)
+@cases(400)
 @given(
     st.sampled_from(["llama-3.1-8b", "llama-3.1-8b", "mixtral-8x7b", "deepseek-v3", "x", ""]),
     st.sampled_from(["h100-sxm-80gb"] * 5 + ["h100", "x" * 400]),

@@ -10,7 +10,7 @@ import warnings
 import numpy as np
 import pandas as pd
 import pytest
-from fuzzing import answered, cases, damaged
+from fuzzing import answered, cases, damaged, seeds
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -75,7 +75,7 @@ def changed(columns: dict, changes) -> dict:
     return result
 
 
-@cases(700)
+@cases(600)
 @given(tables(GEMM))
 def test_tables_hold_positive_numbers_or_are_refused(folder, changes):
     try:
@@ -95,8 +95,8 @@ def test_tables_hold_positive_numbers_or_are_refused(folder, changes):
     assert set(frame["split"]) <= {"train", "test"}
 
 
-@cases(500)
-@given(st.integers(0, 2**32))
+@cases(400)
+@given(seeds)
 def test_damaged_parquet_is_read_or_refused(folder, seed):
     stream = io.BytesIO()
     pq.write_table(pa.table(GEMM), stream)
@@ -200,8 +200,8 @@ def text_table(columns: dict, separator: str, seed: int) -> str:
     return text
 
 
-@cases(400)
-@given(st.integers(0, 2**32))
+@cases(300)
+@given(seeds)
 def test_designs_in_text_files_are_legal_or_refused(folder, taken, h100, llama, seed):
     taken.clear()
     path = folder / "designs.csv"
@@ -279,8 +279,8 @@ def test_measured_files_are_read_right_or_refused(source, tmp_path):
     path = tmp_path / place
     path.parent.mkdir(parents=True)
 
-    @cases(200)
-    @given(st.integers(0, 2**32))
+    @cases(120)
+    @given(seeds)
     def every(seed):
         text = text_table(columns, ",", seed)
         path.write_text(text, encoding="latin-1", errors="replace")
@@ -331,8 +331,8 @@ LISTS = [
 ]  # fmt: skip
 
 
-@cases(400)
-@given(st.integers(0, 2**32), st.sampled_from([None, *LISTS]), st.booleans())
+@cases(250)
+@given(seeds, st.sampled_from([None, *LISTS]), st.booleans())
 def test_runs_of_servers_are_read_right_or_refused(folder, monkeypatch, seed, text, first):
     monkeypatch.chdir(folder)
     runs = RUNS if text is None else RUNS | {
