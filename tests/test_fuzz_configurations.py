@@ -91,8 +91,8 @@ def check(model: HFModel, config: dict) -> None:
     """A model that can be computed with, whose sizes are those of the file."""
     clear(model.name + ".")
     assert model.dtype in ("bf16", "fp8")
-    for note in model.notes:
-        clear(note)
+    for said in model.notes:
+        clear(said)
     assert len(model.notes) < 100
     for leaf in dataclasses.astuple(model.architecture):
         assert np.asarray(leaf).dtype == np.float32 and np.isfinite(leaf) and leaf >= 0

@@ -84,9 +84,8 @@ def copy(tmp_path_factory) -> Path:
 
 def run(folder: Path, *selected: str) -> subprocess.CompletedProcess:
     """pytest on a copy, in this folder alone."""
-    environment = os.environ | {
-        "PYTHONPATH": str(folder), "XLA_FLAGS": " ".join(QUICK_FLAGS), "HYPOTHESIS_PROFILE": "",
-    }  # fmt: skip
+    kept = {name: value for name, value in os.environ.items() if not name.startswith("COV")}
+    environment = kept | {"PYTHONPATH": str(folder), "XLA_FLAGS": " ".join(QUICK_FLAGS)}
     command = [sys.executable, "-m", "pytest", "-x", "-q", "-p", "no:cacheprovider",
                "-p", "no:xdist", "-p", "no:hypothesispytest", "-c", os.devnull,
                f"--rootdir={folder}"]  # fmt: skip
