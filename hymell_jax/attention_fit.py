@@ -71,14 +71,14 @@ def fit_attention(
     if not (np.all(np.isfinite(columns[7])) and np.all(columns[7] > 0)):
         raise ValueError("time_s must be positive and finite in every row.")
     kept = np.random.default_rng(seed).permutation(rows)[:max_rows]
-    columns = [jnp.asarray(c[kept], jnp.float32) for c in columns]
+    used = [jnp.asarray(c[kept], jnp.float32) for c in columns]
     default = DEFAULT_COEFFICIENTS | (TILING if tiling else {})
     names = [name for name in default if name.startswith(phase + "_")]
     first = {name: jnp.float32((start or default)[name]) for name in names}
     if start is None:
-        fastest = np.log(np.quantile(np.asarray(columns[7]), 0.02))
+        fastest = np.log(np.quantile(np.asarray(used[7]), 0.02))
         first[f"{phase}_log_launch_s"] = jnp.float32(fastest)
-    loss = _fit_loss(phase, device, columns, first, pull)
+    loss = _fit_loss(phase, device, used, first, pull)
     fitted = adam(loss, first, steps, learning_rate)
     return {name: float(fitted[name]) for name in names}
 

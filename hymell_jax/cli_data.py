@@ -127,10 +127,12 @@ def show_profile_errors(rows: list[dict[str, Any]]) -> None:
     """Errors of a profile's fit beside a roofline with fitted rates."""
     cells = [
         [str(r["level"]), r["table"], r["kernel"], str(r["n"]), f"{r['mape']:.2f}",
-         f"{r['mdape']:.2f}", f"{r['roofline_mape']:.2f}", f"{r['times_better']:.2f}"]
+         f"{r['mdape']:.2f}", f"{r['roofline_mape']:.2f}", f"{r['times_better']:.2f}",
+         f"{r['uncorrected_mape']:.2f}"]
         for r in rows
     ]  # fmt: skip
-    headings = ["level", "table", "kernel", "n", "MAPE %", "MdAPE %", "roofline %", "times better"]
+    headings = ["level", "table", "kernel", "n", "MAPE %", "MdAPE %", "roofline %", "times better",
+                "before drift %"]  # fmt: skip
     table("time of held-out shapes, and of whole models left out", headings, cells, left=3)
 
 

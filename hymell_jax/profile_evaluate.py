@@ -36,6 +36,7 @@ from hymell_jax.profile_rows import Profile
 
 ERROR_FIELDS = (
     "level", "table", "kernel", "target", "n", "mape", "mdape", "roofline_mape", "times_better",
+    "uncorrected_mape",
 )  # fmt: skip
 BLOCK_TABLES = {
     "attention_prefill": "blocks/attention_prefill", "attention_decode": "blocks/attention_decode",
@@ -53,15 +54,17 @@ class Comparison:
     kernel: str
     predicted: np.ndarray
     roofline: np.ndarray
-    measured: np.ndarray
+    measured: np.ndarray  # at the machine's median speed
+    raw: np.ndarray  # as measured
 
     def row(self) -> dict[str, Any]:
         """Its errors, `ERROR_FIELDS`, percent."""
         ours = errors(self.predicted, self.measured)
         other = errors(self.roofline, self.measured)["mape"]
         better = round(other / max(ours["mape"], 1e-3), 2)
+        raw = errors(self.predicted, self.raw)["mape"]
         values = (self.level, self.table, self.kernel, "time", ours["n"], ours["mape"],
-                  ours["mdape"], other, better)  # fmt: skip
+                  ours["mdape"], other, better, raw)  # fmt: skip
         return dict(zip(ERROR_FIELDS, values, strict=True))
 
 
@@ -101,9 +104,10 @@ def compare_profile(
     content = checkpoint.read(profile.name, profile.runtime, profile.dtype, folder=checkpoints)
     spec = checkpoint.device_spec(profile.name, checkpoints)
     operators = _operators(profile, spec, content, checkpoints)
-    found = [_compared(profile, 1, *part, split) for part in operators]
-    found += [_compared(profile, 2, *part, split) for part in _blocks(profile, spec, content)]
-    found = [one for one in found if one is not None]
+    parts = [(1, part) for part in operators]
+    parts += [(2, part) for part in _blocks(profile, spec, content)]
+    every = [_compared(profile, level, part, split) for level, part in parts]
+    found = [one for one in every if one is not None]
     return found + _systems(profile, spec, checkpoints)
 
 
@@ -130,21 +134,18 @@ def together(parts: list[Comparison]) -> Comparison:
     """The rows of several comparisons of one level."""
     joined = (
         np.concatenate([getattr(one, name) for one in parts])
-        for name in ("predicted", "roofline", "measured")
+        for name in ("predicted", "roofline", "measured", "raw")
     )
     return Comparison(parts[0].level, "all", "", *joined)
 
 
-def _compared(
-    profile: Profile,
-    level: int,
-    table: str,
-    kernel: str,
-    frame: pd.DataFrame,
-    predicted,
-    split: str,
-) -> Comparison | None:
+Part = tuple[str, str, pd.DataFrame, Any]
+"""Table, kernel, its rows, and predicted seconds [n_rows]."""
+
+
+def _compared(profile: Profile, level: int, part: Part, split: str) -> Comparison | None:
     """The rows of a split; None without any, or without rows to fit the reference to."""
+    table, kernel, frame, predicted = part
     flops, moved = profile_rows.work(table, frame, profile.element_bytes)
     time_s = frame["time_s"].to_numpy()
     train, here = ((frame["split"] == s).to_numpy() for s in ("train", split))
@@ -152,18 +153,19 @@ def _compared(
         return None
     rates = profile_roofline.fit_roofline(flops[train], moved[train], time_s[train])
     reference = profile_roofline.roofline_time_s(rates, flops, moved)
-    parts = (np.asarray(predicted)[here], reference[here], time_s[here])
+    raw_s = frame["raw_s"].to_numpy()
+    parts = (np.asarray(predicted)[here], reference[here], time_s[here], raw_s[here])
     return Comparison(level, table.partition("/")[2], kernel, *parts)
 
 
-def _operators(profile: Profile, spec: DeviceSpec, content, checkpoints):
-    """(table, kernel, rows, predicted seconds) of level 1."""
+def _operators(profile: Profile, spec: DeviceSpec, content, checkpoints) -> list[Part]:
+    """What level 1 predicts."""
     frame = profile.rows("operators/gemm")
     m, n, k = columns(frame, "m", "n", "k")
     predicted = profile_level1.gemm_time_s(
         content["coefficients"]["gemm"], spec.device, m, n, k, np.float32(profile.element_bytes)
     )
-    found = [("operators/gemm", "", frame, predicted)]
+    found: list[Part] = [("operators/gemm", "", frame, predicted)]
     place = checkpoint.device_folder(profile.name, checkpoints)
     for table in profile_level1.ROWWISE:
         path = recipes.operator_file(place, table.partition("/")[2])
@@ -171,17 +173,18 @@ def _operators(profile: Profile, spec: DeviceSpec, content, checkpoints):
         known = {f["kernel"]: f for f in fits}
         for kernel, rows in profile_rows.groups(table, profile.rows(table)):
             if kernel in known:
-                sizes = columns(rows, *profile_level1.sizes_of(table))
+                n_rows, n_cols = columns(rows, *profile_level1.sizes_of(table))
+                fitted = known[kernel]
                 time_s, _ = rowwise.rowwise_time_s(
-                    known[kernel]["refined"], spec.device, *sizes, known[kernel]["element_bytes"]
+                    fitted["refined"], spec.device, n_rows, n_cols, fitted["element_bytes"]
                 )
                 found.append((table, kernel, rows, time_s))
     return found
 
 
-def _blocks(profile: Profile, spec: DeviceSpec, content):
-    """(table, kernel, rows, predicted seconds) of level 2."""
-    found = []
+def _blocks(profile: Profile, spec: DeviceSpec, content) -> list[Part]:
+    """What level 2 predicts."""
+    found: list[Part] = []
     attention = content["coefficients"]["attention"]
     for name in blocks.BLOCKS:
         block = content.get("blocks", {}).get(name)
@@ -227,6 +230,7 @@ def _systems(profile: Profile, spec: DeviceSpec, checkpoints) -> list[Comparison
         here = (left["phase"] == phase).to_numpy()
         if here.any():
             kernel, predicted = f"{phase}, models left out", left["level 3"].to_numpy()
-            parts = (predicted[here], reference[here], measured[here])
+            raw = left["raw_s"].to_numpy()
+            parts = (predicted[here], reference[here], measured[here], raw[here])
             found.append(Comparison(3, "systems", kernel, *parts))
     return found

@@ -59,7 +59,7 @@ HOST_ATTENTION = {
 """Where attention starts on a host: its terms add up, and there are no tiles to fill. Found on
 train rows of one CPU; the weight of the distance from it by folds of head layouts there."""
 HOST_PULL = 1e-3
-ROWWISE_FIT = {"starts": 8, "steps": 800, "prior_weight": 3e-4, "time_weight": 0.0}
+ROWWISE_FIT: dict[str, Any] = {"starts": 8, "steps": 800, "prior_weight": 3e-4, "time_weight": 0.0}
 
 ROWWISE = ("operators/rmsnorm", "operators/softmax", "operators/layernorm", "operators/elementwise")
 PART_KERNEL = {  # row-wise part of a layer: (table, kernels that may serve it, best first)

@@ -320,7 +320,8 @@ def fit_experts(
     def fit(use):
         return fit_coefficients(expert_time_s, EXPERTS, [products[use]], measured[use], steps=800)
 
-    folds, errors_of = fold_numbers(train, GROUP["experts"]), {"block": [], "products": []}
+    folds = fold_numbers(train, GROUP["experts"])
+    errors_of: dict[str, list[float]] = {"block": [], "products": []}
     for fold in sorted(set(folds)) if len(set(folds)) > 1 else ():
         out = folds == fold
         kept, left = (train[mask].reset_index(drop=True) for mask in (~out, out))

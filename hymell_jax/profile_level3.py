@@ -91,7 +91,8 @@ def rows_of(profile: Profile, spec: DeviceSpec) -> pd.DataFrame:
         "power_w": frame["power_w"].astype(float) if metered else nothing,
         "energy_j": frame["energy_j"].astype(float) if metered else nothing,
         "energy_per_output_token_j": nothing, "steadiness": nothing,
-        "architecture": frame["model"].map(known), "spec": [spec] * len(frame),
+        "raw_s": frame["raw_s"], "spec": [spec] * len(frame),
+        "architecture": frame["model"].map(known),
     })  # fmt: skip
 
 
@@ -204,6 +205,7 @@ def left_out_table(profile: Profile, fitted: system_recipes.Fitted) -> list[dict
                 "model": row["group"], "phase": phase, "split": row["split"],
                 "batch": int(row["batch"]), "prompt": float(row["prompt"]),
                 "measured_s": float(row[f"{phase}_measured"]),
+                "raw_s": float(row["raw_s"]),
                 **{name: float(frame.iloc[index][phase]) for name, frame in forms.items()},
             }
         )  # fmt: skip

@@ -1,7 +1,9 @@
 """A measured machine as the folder of its profile holds it: facts, rows, work of every row.
 
 `hymell_jax.profiler.schema` says what the folder holds. Rows that were disturbed while they were
-measured are left out where enough others are there.
+measured are left out where enough others are there. Times are those of the machine at its median
+speed: a machine drifts (its clock, its neighbours on the same host), and `time_s` here is the
+measured time, `raw_s`, over the ratio of the anchor that was measured around it.
 """
 
 from __future__ import annotations
@@ -114,6 +116,8 @@ def _rows(folder: Path, table: str, runtime: str, dtype: str) -> pd.DataFrame:
     if not data.has_table(folder, table):
         return pd.DataFrame()
     frame = data.read_table(folder, table, runtime=runtime, dtype=dtype)
+    ratio = frame["anchor_ratio"].fillna(1.0) if "anchor_ratio" in frame else 1.0
+    frame = frame.assign(raw_s=frame["time_s"], time_s=frame["time_s"] / ratio)
     calm = ~frame["disturbed"].astype(bool)
     if calm.mean() >= ENOUGH:
         frame = frame[calm]

@@ -25,6 +25,8 @@ columns and its own (`TABLES`):
   "none: no meter", "zeus: ...", "nvml: ...", "rapl: ...".
 - `disturbed`: something else ran, the samples spread, the anchor had drifted, or the clock jumped;
   `disturbed_by` names what, "" if nothing.
+- `anchor_ratio`: seconds of the anchor product around the row over its median: how much slower the
+  machine was then. `time_s` is as measured; null without anchors.
 - `split`: "train" or "test"; whole groups are held out: (n, k) of a GEMM, the width of a row
   operator, the head layout of attention, (d_model, width, experts) of a feed-forward block, a
   model.
@@ -71,6 +73,7 @@ COMMON: dict[str, str] = {
     "energy_source": "string",
     "disturbed": "bool",
     "disturbed_by": "string",
+    "anchor_ratio": "double",
     "split": "string",
     "plan": "string",
     "order": "int32",

@@ -21,6 +21,8 @@ class Judge:
         anchors = sorted((r for r in records if r["kind"] == "anchor"), key=lambda r: r["order"])
         self._places = [r["order"] for r in anchors]
         self._drift = [0.0] * len(anchors)
+        seconds = [r["compute_s"] for r in anchors]
+        self._ratio = [value / statistics.median(seconds) for value in seconds]
         for name in ANCHORS:
             values = [r[name] for r in anchors]
             middle = statistics.median(values) if values else 1.0
@@ -32,6 +34,12 @@ class Judge:
         after = bisect.bisect(self._places, order)
         near = self._drift[max(0, after - 1) : after + 1]
         return min(near, default=0.0)
+
+    def ratio_at(self, order: int) -> float | None:
+        """Seconds of the compute anchor around a case over its median; None without anchors."""
+        after = bisect.bisect(self._places, order)
+        near = self._ratio[max(0, after - 1) : after + 1]
+        return sum(near) / len(near) if near else None
 
     def reasons(self, row: dict[str, Any]) -> list[str]:
         """Empty for a row that nothing disturbed."""

@@ -205,6 +205,7 @@ def best_rows(records: Iterable[Record]) -> list[Record]:
             continue
         reasons = judge.reasons(record)
         row = record | {"disturbed": bool(reasons), "disturbed_by": ", ".join(reasons)}
+        row["anchor_ratio"] = judge.ratio_at(record["order"])
         held = best.get(row_key(record))
         if held is None or held["disturbed"] or not row["disturbed"]:
             best[row_key(record)] = row
