@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -63,7 +64,7 @@ def fit_attention(
     check_phase(phase)
     weights = np.ones(len(time_s)) if row_weights is None else row_weights
     shape = [batch, tokens, n_heads, n_kv_heads, head_dim, window_tokens, kv_bytes]
-    columns = [np.asarray(a, np.float64) for a in (*shape, time_s, weights)]
+    columns: list[Any] = [np.asarray(a, np.float64) for a in (*shape, time_s, weights)]
     rows = len(columns[0])
     if rows == 0 or any(c.shape != (rows,) for c in columns):
         shapes = [c.shape for c in columns]

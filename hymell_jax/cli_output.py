@@ -11,7 +11,7 @@ from typing import Any
 
 import click
 
-from hymell_jax.readable import figure_text
+from hymell_jax.readable import energy_text, figure_text, time_text
 
 
 def print_json(content: Any) -> None:
@@ -91,18 +91,13 @@ def width() -> int:
 
 
 def seconds(value: float) -> str:
-    """A time in s, ms or us, four digits."""
-    for factor, unit in ((1.0, "s"), (1e3, "ms"), (1e6, "us")):
-        if value * factor >= 1 or unit == "us":
-            return f"{value * factor:.4g} {unit}"
-    raise AssertionError("unreachable")
+    """A time in s, ms or us, four digits; no letter that a terminal might lack."""
+    return time_text(value, 4, "us")
 
 
 def joules(value: float) -> str:
     """An energy in mJ, J or Wh, four digits."""
-    if value >= 3600:
-        return f"{value / 3600:.4g} Wh"
-    return f"{value:.4g} J" if value >= 1 else f"{value * 1e3:.4g} mJ"
+    return energy_text(value, 4)
 
 
 def size(value: float) -> str:

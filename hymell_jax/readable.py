@@ -31,19 +31,18 @@ def tick_text(value: float) -> str:
     return f"{value:.4g}"
 
 
-def time_text(value: float) -> str:
-    """Seconds as s, ms or µs."""
-    for factor, unit in ((1.0, "s"), (1e3, "ms"), (1e6, "µs")):
-        if value * factor >= 1 or unit == "µs":
-            return f"{figure_text(value * factor)} {unit}"
-    raise AssertionError("unreachable")
+def time_text(value: float, digits: int = 3, micro: str = "µs") -> str:
+    """Seconds as s, ms or µs; `micro` is how the last is spelled."""
+    factor, unit = (1.0, "s") if value >= 1 else (1e3, "ms") if value * 1e3 >= 1 else (1e6, micro)
+    return f"{figure_text(value * factor, digits)} {unit}"
 
 
-def energy_text(value: float) -> str:
+def energy_text(value: float, digits: int = 3) -> str:
     """Joules as Wh, J or mJ."""
     if value >= 3600:
-        return f"{figure_text(value / 3600)} Wh"
-    return f"{figure_text(value)} J" if value >= 1 else f"{figure_text(value * 1e3)} mJ"
+        return f"{figure_text(value / 3600, digits)} Wh"
+    factor, unit = (1.0, "J") if value >= 1 else (1e3, "mJ")
+    return f"{figure_text(value * factor, digits)} {unit}"
 
 
 def file_stem(*words: str) -> str:

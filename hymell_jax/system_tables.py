@@ -64,14 +64,14 @@ def by_device(forms: Mapping[str, pd.DataFrame]) -> list[dict[str, Any]]:
     Returns:
         One entry for each device, phase, kind and target, with n, models, and an error a form.
     """
-    found = []
+    found: list[Any] = []
     for target in system_recipes.TARGETS:
         for name, frame in forms.items():
             plain = frame[~frame["quantised"].astype(bool)]
             plain = plain[plain[f"{target}_measured"].notna()]
             error = (plain[target] / plain[f"{target}_measured"] - 1.0).abs() * 100.0
             phase = system_recipes.PHASES.get(target)
-            where = np.where(plain["table"] == "energaizer_prefill", "prefill", "decode")
+            where: Any = np.where(plain["table"] == "energaizer_prefill", "prefill", "decode")
             whole = plain["table"].isin(["argonne_latency", "argonne_power"])
             where = np.where(whole, "whole run", where) if phase is None else phase
             kind = np.where(plain["moe"], "moe", "dense")
