@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import json
+import runpy
+import shutil
+from pathlib import Path
 
 import numpy as np
 import pandas as pd
@@ -24,6 +27,7 @@ from hymell_jax import (
     system_store,
 )
 from hymell_jax.cli import main
+from hymell_jax.profiler import steadiness
 
 NAME, RUNTIME = "cpu-made-up-2t", "transformers-9.0"
 PEAK, BANDWIDTH, NOISE = 2e11, 2.5e10, 0.02
@@ -326,3 +330,36 @@ def test_configurations_are_read_as_written(folder):
     read = frame.groupby("group")["architecture"].first()
     layers = {name: float(arch.n_layers) for name, arch in read.items()}
     assert layers == {name: c["num_hidden_layers"] for name, c in CONFIGS.items()}
+
+
+def test_a_slower_machine_is_seen_in_its_anchor(folder, tmp_path):
+    anchors = [
+        {"kind": "anchor", "order": order, "compute_s": value, "memory_s": 1.0}
+        for order, value in ((0, 1.0), (10, 1.0), (20, 1.2))
+    ]
+    judge = steadiness.Judge(anchors)
+    assert judge.ratio_at(5) == 1.0 and judge.ratio_at(15) == pytest.approx(1.1)
+    assert steadiness.Judge([]).ratio_at(5) is None
+    frame = data.read_table(folder, "operators/gemm")
+    (tmp_path / "operators").mkdir()
+    frame.assign(anchor_ratio=1.25).to_parquet(tmp_path / "operators" / "gemm.parquet")
+    for name in ("manifest.json", "device.json"):
+        (tmp_path / name).write_text((folder / name).read_text())
+    rows = profile_rows.read_profile(tmp_path).rows("operators/gemm")
+    np.testing.assert_allclose(rows["raw_s"], frame["time_s"])
+    np.testing.assert_allclose(rows["time_s"], frame["time_s"] / 1.25)
+
+
+def test_the_experiment_runs_the_loop_again(fitted, folder, tmp_path, capsys):
+    rows, out = fitted
+    shutil.copytree(out, tmp_path / "checkpoints")  # fitted from the same rows: kept
+    path = Path(__file__).parent.parent / "experiments" / "new_device" / "run.py"
+    config = {"example": {"model": "b", "batch": 1, "prompt": 64, "output": 8}}
+    found = runpy.run_path(str(path))["main"](config, folder, tmp_path)
+    assert json.loads((tmp_path / "results.json").read_text()) == found
+    assert found["errors"] == rows and found["example"]["level"] == 3
+    assert {m["model"] for m in found["models"]} == set(CONFIGS)
+    assert all("asked for" in text for text in found["verdicts"])
+    assert (tmp_path / "predicted.png").stat().st_size > 5000
+    readme = (tmp_path / "README.md").read_text()
+    assert NAME in readme and "models left out" in capsys.readouterr().out
