@@ -182,14 +182,14 @@ def devices(as_json) -> None:
     import numpy as np
 
     from hymell_jax import checkpoint
-    from hymell_jax.devices import device_names, get_device
+    from hymell_jax.devices import device_names
 
     measured: dict[str, list[str]] = {}
     for name, runtime, dtype in checkpoint.available():
         measured.setdefault(name, []).append(f"{runtime} {dtype}")
     content: list[dict[str, Any]] = []
-    for name in device_names():
-        spec = get_device(name)
+    for name in sorted({*device_names(), *measured}):
+        spec = checkpoint.device_spec(name)
         fields = {
             field: float(np.asarray(getattr(spec.device, field)))
             for field in spec.device.__dataclass_fields__
