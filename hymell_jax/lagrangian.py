@@ -22,7 +22,7 @@ import numpy as np
 import optax
 
 from hymell_jax import model as cost_model
-from hymell_jax import quantities, space
+from hymell_jax import quantities, space_points
 from hymell_jax.quantities import Proxy
 
 LEARNING_RATE = 0.04
@@ -80,7 +80,7 @@ class Program:
 
 def _objective_and_excess(program, model, box, work, weights, limits, x):
     """(sum of weights x ln objective, excesses [n_constraints + 2]) at relaxed coordinates."""
-    arch = space.relaxed_architecture(box, x)
+    arch = space_points.relaxed_architecture(box, x)
     prediction = cost_model._predict_one(model, arch, work, program.structure)
     values = quantities.traced_quantities(program.names, prediction, arch, work, program.proxies)
     split = len(program.objectives)
@@ -89,7 +89,7 @@ def _objective_and_excess(program, model, box, work, weights, limits, x):
         _excess(c, value, limit)
         for c, value, limit in zip(program.constraints, values[split:], limits, strict=True)
     ]
-    structural = space.relaxed_gaps(arch)
+    structural = space_points.relaxed_gaps(arch)
     return objective, jnp.stack([*excess, *structural])
 
 

@@ -16,7 +16,7 @@ from typing import Any
 import jax
 import numpy as np
 
-from hymell_jax import checkpoint, models, operators, quantities, space
+from hymell_jax import checkpoint, models, operators, quantities, space, space_points
 from hymell_jax import model as cost_model
 from hymell_jax.files import read_json
 from hymell_jax.hf import HFModel
@@ -199,7 +199,7 @@ def first_points(question: Question, count: int, seed: int) -> np.ndarray:
     generator = np.random.default_rng(seed)
     cells = np.stack([generator.permutation(count) for _ in range(n)], 1)
     x = (cells + generator.uniform(size=(count, n))) / count
-    x[0] = space.coordinates(question.space, space.base_values(question.space))
+    x[0] = space_points.coordinates(question.space, space_points.base_values(question.space))
     return x.astype(np.float32)
 
 
@@ -253,15 +253,15 @@ def solve(
     evaluator = Evaluator(
         question.model, question.space, question.work, program, weights, limits, question.tolerance
     )
-    base_x = space.coordinates(question.space, space.base_values(question.space))
+    base_x = space_points.coordinates(question.space, space_points.base_values(question.space))
     seeds = roundings(question.space, path_x[-1][order])
-    seeds = np.concatenate([seeds, space.nearest_index(question.space, base_x[None])])
+    seeds = np.concatenate([seeds, space_points.nearest_index(question.space, base_x[None])])
     index, best_score, rounds, at_rest = refine(evaluator, seeds, max_rounds, report)
     for number, (value, position) in enumerate(rounds):
+        values = space_points.values_at(question.space, position[None])[0]
         trajectory.append(
             _step("concrete", number, value if value < INFEASIBLE else None,
-                  max(value - INFEASIBLE, 0.0), space.values_at(question.space, position[None])[0],
-                  question)
+                  max(value - INFEASIBLE, 0.0), values, question)
         )  # fmt: skip
     return Found(
         path_x[-1][order[0]], bool(over[-1][order[0]] <= RELAXED_TOLERANCE), index,
@@ -314,20 +314,20 @@ def _design(question: Question, arch: Architecture, values: np.ndarray) -> dict[
 
 def base_design(question: Question) -> dict[str, Any]:
     """The design that a search starts from, as `search` reports it."""
-    return _design(question, question.space.base, space.base_values(question.space))
+    return _design(question, question.space.base, space_points.base_values(question.space))
 
 
 def concrete_design(question: Question, index: np.ndarray) -> dict[str, Any]:
     """The design at a ladder position [n], as `search` reports it."""
-    archs = space.concrete_architectures(question.space, index[None])
+    archs = space_points.concrete_architectures(question.space, index[None])
     arch = jax.tree.map(lambda leaf: leaf[0], archs)
-    return _design(question, arch, space.values_at(question.space, index[None])[0])
+    return _design(question, arch, space_points.values_at(question.space, index[None])[0])
 
 
 def _answer(question: Question, found: Found, seconds: float) -> dict[str, Any]:
     start = base_design(question)
     relaxed_arch = jax.tree.map(
-        np.asarray, space.relaxed_architecture(question.space.box, found.relaxed_x)
+        np.asarray, space_points.relaxed_architecture(question.space.box, found.relaxed_x)
     )
     relaxed = _design(question, relaxed_arch, _relaxed_values(question.space, found.relaxed_x))
     relaxed["feasible"] = found.relaxed_feasible

@@ -13,7 +13,7 @@ from collections.abc import Callable, Mapping
 
 import numpy as np
 
-from hymell_jax import quantities, space
+from hymell_jax import quantities, space_points
 from hymell_jax.lagrangian import Program, np_excess
 from hymell_jax.space import Space
 from hymell_jax.types import Architecture, Workload
@@ -55,7 +55,7 @@ class Evaluator:
     def values(self, index: np.ndarray, chunk: int = quantities.CHUNK) -> np.ndarray:
         """Quantities of `program.names` [n, n_names]."""
         self.count += len(index)
-        archs = space.concrete_architectures(self.space, index)
+        archs = space_points.concrete_architectures(self.space, index)
         return measured(self.model, archs, self.work, self.program, chunk)[:, self.columns]
 
     def excess(self, values: np.ndarray) -> np.ndarray:
@@ -95,7 +95,7 @@ class Evaluator:
 
 def roundings(found: Space, x: np.ndarray, best: int = 8, corners: int = 64) -> np.ndarray:
     """Positions around relaxed coordinates [starts, n], the best first: nearest, then corners."""
-    nearest = space.nearest_index(found, x)
+    nearest = space_points.nearest_index(found, x)
     lengths = np.array([len(v.values) for v in found.variables])
     generator = np.random.default_rng(0)
     shifts = generator.integers(-1, 2, (corners, len(lengths)))
@@ -118,8 +118,8 @@ def _neighbours(found: Space, beam: np.ndarray) -> np.ndarray:
     around = around[((around >= 0) & (around < lengths)).all(1)]
     singles = np.array(moves[: n * len(steps)])
     near = np.clip((beam[:, None] + singles[None]).reshape(-1, n), 0, lengths - 1)
-    legal = around[space.is_legal(found, around)]
-    return np.concatenate([legal, space.repaired(found, near)])
+    legal = around[space_points.is_legal(found, around)]
+    return np.concatenate([legal, space_points.repaired(found, near)])
 
 
 def _move(n: int, by: Mapping[int, int]) -> list[int]:
@@ -133,10 +133,10 @@ def refine(
     progress: Callable[[str, int, int], None],
 ):
     """(best position, its score, rounds as (score, position), whether it came to rest)."""
-    index, scores = evaluator.run(space.repaired(evaluator.space, seeds))
+    index, scores = evaluator.run(space_points.repaired(evaluator.space, seeds))
     if not len(index):
         index, scores = evaluator.run(
-            space.random_points(evaluator.space, 256, np.random.default_rng(0))
+            space_points.random_points(evaluator.space, 256, np.random.default_rng(0))
         )
     order = np.argsort(scores, kind="stable")[:BEAM]
     index, scores = index[order], scores[order]

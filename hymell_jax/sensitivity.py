@@ -17,7 +17,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from hymell_jax import model as cost_model
-from hymell_jax import operators, quantities, space, summary
+from hymell_jax import operators, quantities, space, space_points, summary
 from hymell_jax.hf import HFModel
 from hymell_jax.model import CostModel
 from hymell_jax.notebook import Answer
@@ -146,9 +146,11 @@ def _candidates(
             arch, work, free=[name], ranges={name: (max(start / 8, 1), start * 8)}, tie=None
         )
         index = np.arange(len(alone.variables[0].values))[:, None]
-        index = index[space.is_legal(alone, index)]
+        index = index[space_points.is_legal(alone, index)]
         if len(index):
-            found.append(("architecture", name, space.concrete_architectures(alone, index), work))
+            found.append(
+                ("architecture", name, space_points.concrete_architectures(alone, index), work)
+            )
     batches: Any = np.array([b for b in _BATCHES if b != float(work.batch_size)], np.float32)
     found.append(("workload", "batch_size", arch, dataclasses.replace(work, batch_size=batches)))
     if float(work.kv_bytes) == 2:

@@ -23,7 +23,7 @@ from typing import Any
 import jax
 import numpy as np
 
-from hymell_jax import checkpoint, models, operators, quantities, sharded, space
+from hymell_jax import checkpoint, models, operators, quantities, sharded, space, space_points
 from hymell_jax.designs import Design, design_rows, make_design
 from hymell_jax.files import read_json, write_whole
 from hymell_jax.model import CostModel
@@ -184,7 +184,7 @@ def sweep_rows(sweep: Sweep, start: int, stop: int) -> tuple[dict, Architecture,
     count = stop - start
     own = {f.name for f in dataclasses.fields(Architecture)}
     moving = {name: value for name, value in columns.items() if name in own}
-    fields = space.follow(sweep.rules, sweep.base, sweep.ratio, moving)
+    fields = space_points.follow(sweep.rules, sweep.base, sweep.ratio, moving)
     archs = dataclasses.replace(sweep.base, **fields)
     asked: dict[str, Any] = {name: value for name, value in columns.items() if name not in own}
     works = dataclasses.replace(sweep.work, **asked)

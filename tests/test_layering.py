@@ -24,8 +24,8 @@ ORDER = [  # a module may import those before it, never those after it
     "baseline_fits", "wattgpu_fits", "unseen",
     "profile_rows", "profile_roofline", "profile_device", "profile_level1", "profile_level2",
     "profile_level3", "profile_evaluate", "profile_fit",
-    "quantities", "space", "lagrangian", "refinement", "optimise", "pareto", "sensitivity",
-    "sharded", "designs", "sweep", "frames", "experiment",
+    "quantities", "space", "space_points", "lagrangian", "refinement", "optimise", "pareto",
+    "sensitivity", "sharded", "designs", "sweep", "frames", "experiment",
     "report_card", "report", "report_labels", "report_style", "report_curves",
     "report_pair_plots", "report_plots", "report_svg", "report_html", "report_page",
 ]  # fmt: skip

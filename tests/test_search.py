@@ -13,7 +13,7 @@ from click.testing import CliRunner
 from json_outputs import check, conforming
 
 import hymell_jax as hj
-from hymell_jax import optimise, pareto, quantities, space
+from hymell_jax import optimise, pareto, quantities, space_points
 from hymell_jax.cli import main
 
 WORK = dict(batch_size=8, prompt_tokens=512, output_tokens=128)
@@ -35,8 +35,8 @@ def answer(h100) -> dict:
 
 def test_the_answer_is_the_best_of_all_points(h100, llama, answer):
     found = hj.make_space(llama, hj.workload(**WORK), levels=LEVELS, free=tuple(LEVELS))
-    index = np.concatenate(list(space.all_points(found)))
-    archs = space.concrete_architectures(found, index)
+    index = np.concatenate(list(space_points.all_points(found)))
+    archs = space_points.concrete_architectures(found, index)
     names = ("energy_per_token_j", "parameters", "latency_per_token_s", "domain_distance")
     energy, parameters, latency, distance = quantities.measure(
         h100, archs, hj.workload(**WORK), names

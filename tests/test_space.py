@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 import hymell_jax as hj
-from hymell_jax import space
+from hymell_jax import space, space_points
 
 
 @pytest.fixture(scope="module")
@@ -26,8 +26,8 @@ def test_default_ladders_are_legal_sizes_around_the_start(dense):
 
 
 def test_heads_follow_the_width_so_that_heads_times_width_keeps_its_share(dense):
-    index = space.random_points(dense, 200, np.random.default_rng(0))
-    archs = space.concrete_architectures(dense, index)
+    index = space_points.random_points(dense, 200, np.random.default_rng(0))
+    archs = space_points.concrete_architectures(dense, index)
     np.testing.assert_array_equal(archs.n_heads * archs.head_dim, archs.d_model)
     np.testing.assert_array_equal(archs.n_heads % archs.n_kv_heads, 0)
     for i in range(0, 200, 50):
@@ -38,7 +38,7 @@ def test_heads_follow_the_width_so_that_heads_times_width_keeps_its_share(dense)
 def test_head_width_follows_where_heads_move(llama):
     found = hj.make_space(llama, hj.workload(), free=["heads"], levels={"heads": [16, 32, 64, 24]})
     index = np.arange(len(found.variables[0].values))[:, None]
-    archs = space.concrete_architectures(found, index[space.is_legal(found, index)])
+    archs = space_points.concrete_architectures(found, index[space_points.is_legal(found, index)])
     assert list(zip(archs.n_heads, archs.head_dim, strict=True)) == [(16, 256), (32, 128), (64, 64)]
     np.testing.assert_array_equal(archs.value_head_dim, archs.head_dim)
 
@@ -52,8 +52,8 @@ def test_widths_and_heads_divide_among_gpus(llama):
     found = hj.make_space(
         llama, hj.workload(tensor_parallel=8), free=["n_heads", "d_ff", "n_kv_heads", "head_dim"]
     )
-    archs = space.concrete_architectures(
-        found, space.random_points(found, 100, np.random.default_rng(1))
+    archs = space_points.concrete_architectures(
+        found, space_points.random_points(found, 100, np.random.default_rng(1))
     )
     assert (archs.n_heads % 8 == 0).all()
     assert (archs.d_ff % 8 == 0).all()
@@ -62,20 +62,22 @@ def test_widths_and_heads_divide_among_gpus(llama):
 
 def test_relaxed_corners_are_the_ends_of_the_ladders(dense):
     for x, end in ((0.0, 0), (1.0, -1)):
-        arch = space.relaxed_architecture(dense.box, jnp.full(4, x))
+        arch = space_points.relaxed_architecture(dense.box, jnp.full(4, x))
         for v in dense.variables:
             assert float(getattr(arch, v.name)) == pytest.approx(v.values[end], rel=1e-5)
         assert float(arch.n_heads) == pytest.approx(float(arch.d_model) / 128, rel=1e-5)
 
 
 def test_relaxed_coordinates_round_back_to_their_rungs(dense):
-    index = space.random_points(dense, 100, np.random.default_rng(2))
-    x = space.coordinates(dense, space.values_at(dense, index))
-    np.testing.assert_array_equal(space.nearest_index(dense, x), index)
+    index = space_points.random_points(dense, 100, np.random.default_rng(2))
+    x = space_points.coordinates(dense, space_points.values_at(dense, index))
+    np.testing.assert_array_equal(space_points.nearest_index(dense, x), index)
 
 
 def test_relaxed_sizes_have_finite_slopes(dense):
-    slope = jax.jacrev(lambda x: space.relaxed_architecture(dense.box, x).n_heads)(jnp.full(4, 0.5))
+    slope = jax.jacrev(lambda x: space_points.relaxed_architecture(dense.box, x).n_heads)(
+        jnp.full(4, 0.5)
+    )
     assert float(slope[0]) > 0
     assert np.isfinite(slope).all()
 
@@ -83,9 +85,9 @@ def test_relaxed_sizes_have_finite_slopes(dense):
 def test_what_cannot_be_built_is_moved_to_what_can(dense):
     lengths = [len(v.values) for v in dense.variables]
     every = np.random.default_rng(3).integers(0, lengths, (300, 4))
-    assert not space.is_legal(dense, every).all()
-    moved = space.repaired(dense, every)
-    assert space.is_legal(dense, moved).all()
+    assert not space_points.is_legal(dense, every).all()
+    moved = space_points.repaired(dense, every)
+    assert space_points.is_legal(dense, moved).all()
     assert len(moved) > 250
     assert ((moved[:, None] != every[None]).sum(-1).min(1) <= 1).all()  # one variable moved
 
@@ -95,10 +97,10 @@ def test_all_points_are_those_that_can_be_built_each_once(llama):
         llama, hj.workload(), levels={"d_model": [2048, 4096], "kv_heads": [4, 8, 32]},
         free=["d_model", "n_kv_heads"],
     )  # fmt: skip
-    points = np.concatenate(list(space.all_points(found)))
+    points = np.concatenate(list(space_points.all_points(found)))
     heads = {2048: 16, 4096: 32}
     expected = {(d, kv) for d in heads for kv in (4, 8, 32) if heads[d] % kv == 0}
-    assert {tuple(v) for v in space.values_at(found, points)} == expected
+    assert {tuple(v) for v in space_points.values_at(found, points)} == expected
     assert len(points) == len(expected) == 5
 
 
@@ -106,7 +108,7 @@ def test_shares_of_layers_become_whole_layers():
     arch = hj.preset("deepseek-v2-lite").architecture  # one dense layer of 27
     found = hj.make_space(arch, hj.workload(), free=["n_layers"])
     index = np.arange(len(found.variables[0].values))[:, None]
-    archs = space.concrete_architectures(found, index)
+    archs = space_points.concrete_architectures(found, index)
     mixture = archs.moe_fraction * archs.n_layers
     np.testing.assert_allclose(mixture, np.round(mixture), atol=1e-4)
 
@@ -155,4 +157,4 @@ def test_bad_space_files_are_refused(llama):
 def test_a_space_without_points_says_so(llama):
     found = hj.make_space(llama, hj.workload(), free=["n_kv_heads"], levels={"n_kv_heads": [5, 7]})
     with pytest.raises(ValueError, match="Next to none"):
-        space.random_points(found, 10, np.random.default_rng(0))
+        space_points.random_points(found, 10, np.random.default_rng(0))

@@ -17,7 +17,7 @@ from typing import Any
 
 import numpy as np
 
-from hymell_jax import experiment, optimise, space
+from hymell_jax import experiment, optimise, space_points
 from hymell_jax.optimise import Question
 from hymell_jax.refinement import INFEASIBLE, Evaluator
 
@@ -60,7 +60,7 @@ def exhaustive(asked: Question) -> tuple[float, int, int]:
     """(least ln objective within all limits, points that can be built, feasible ones)."""
     best, points, feasible = math.inf, 0, 0
     evaluator = judge(asked)
-    for index in space.all_points(asked.space):
+    for index in space_points.all_points(asked.space):
         if not len(index):
             continue
         scores = evaluator.scores(evaluator.values(index))
@@ -76,7 +76,7 @@ def random_search(asked: Question, seconds: float, seed: int) -> tuple[float, in
     evaluator = judge(asked)
     begin, best = time.perf_counter(), math.inf
     while time.perf_counter() - begin < seconds:
-        index = space.random_points(asked.space, 1024, generator)
+        index = space_points.random_points(asked.space, 1024, generator)
         best = min(best, float(evaluator.scores(evaluator.values(index)).min()))
     return best, evaluator.count
 
@@ -96,7 +96,7 @@ def tree_parzen(asked: Question, seconds: float, seed: int) -> tuple[float, int]
             [[trial.suggest_int(n, 0, len(values) - 1) for n, values in ladders.items()]]
         )
         count += 1
-        if not space.is_legal(asked.space, index)[0]:
+        if not space_points.is_legal(asked.space, index)[0]:
             trial.set_constraint("over", 10.0)
             return 50.0
         values = evaluator.values(index, chunk=1)
@@ -125,7 +125,9 @@ def compare(name: str, entry: dict[str, Any], scale: float, seeds: int) -> dict[
     first = run(0)
     again = [run(seed) for seed in range(seeds)]
     seconds = float(np.median([a["time_s"] for a in again]))
-    judge(asked).values(space.random_points(asked.space, 1, np.random.default_rng(0)), chunk=1)
+    judge(asked).values(
+        space_points.random_points(asked.space, 1, np.random.default_rng(0)), chunk=1
+    )
     others = {
         "random": [random_search(asked, seconds, seed) for seed in range(seeds)],
         "tpe": [tree_parzen(asked, seconds, seed) for seed in range(seeds)],
