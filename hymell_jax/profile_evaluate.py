@@ -54,7 +54,7 @@ class Comparison:
     kernel: str
     predicted: np.ndarray
     roofline: np.ndarray
-    measured: np.ndarray  # at the machine's median speed
+    measured: np.ndarray  # whole models: at the machine's median speed
     raw: np.ndarray  # as measured
 
     def row(self) -> dict[str, Any]:

@@ -7,6 +7,7 @@ compute and launch, so both add up (`serial`); on an accelerator the longer one 
 
 from __future__ import annotations
 
+import dataclasses
 import importlib.metadata
 from collections.abc import Mapping
 from typing import Any
@@ -143,7 +144,14 @@ def fit_level3(
     if p is None:
         return None
     fitted = system_recipes.fit_folds([p], seeds, progress)
-    left_out = system_recipes.scores(system_recipes.predict_left_out(fitted))
+    forms = _left_out(fitted)
+    helps = _network_helps(forms)
+    if not helps:  # networks that correct nothing
+        params = system_recipes.untrained(len(fitted.groups) + 1, seeds)
+        networks = {t: {**entry, "params": params} for t, entry in fitted.networks.items()}
+        fitted = dataclasses.replace(fitted, networks=networks)
+        forms["level 3"] = system_recipes.predict_left_out(fitted)
+    left_out = system_recipes.scores(forms["level 3"])
     terms = jax.tree.map(lambda leaf: leaf[-1], fitted.terms[0])
     coefficients = {
         name: np.float32(v) for name, v in system_fit.machine_coefficients(terms, 0).items()
@@ -181,22 +189,41 @@ def fit_level3(
                 "priors": {name: list(pair) for name, pair in p.priors.items()},
             },
             "errors": system_recipes.error_table(left_out),
-            "left_out": left_out_table(profile, fitted),
+            "left_out": left_out_table(forms),
+            "network": "kept" if helps else "of no help on the models of train",
             "split": "errors are of models left out, one at a time",
             "libraries": {n: importlib.metadata.version(n) for n in ("jax", "optax", "numpy")},
         },
     }  # fmt: skip
 
 
-def left_out_table(profile: Profile, fitted: system_recipes.Fitted) -> list[dict[str, Any]]:
-    """Each row predicted by fits that never saw its model: with and without networks, by blocks
-    alone; seconds, and the work that a roofline counts."""
-    forms = {
+def _left_out(fitted: system_recipes.Fitted) -> dict[str, pd.DataFrame]:
+    """Each row predicted by fits that never saw its model: with networks, without, blocks alone."""
+    return {
         "level 3": system_recipes.predict_left_out(fitted),
         "physics": system_recipes.predict_left_out(fitted, with_network=False),
         "blocks": system_recipes.predict_bare(fitted),
     }
-    first, found = forms["level 3"], []
+
+
+def _network_helps(forms: dict[str, pd.DataFrame]) -> bool:
+    """Whether networks lower the mean error of left-out models, by those of train alone."""
+    mean = {}
+    for name in ("level 3", "physics"):
+        frame = forms[name]
+        frame = frame[frame["split"] == "train"]
+        errors = [
+            (frame[phase] / frame[f"{phase}_measured"] - 1.0).abs()
+            for phase in ("prefill", "decode")
+        ]
+        mean[name] = float(pd.concat(errors).dropna().mean())
+    return mean["level 3"] < mean["physics"]
+
+
+def left_out_table(forms: dict[str, pd.DataFrame]) -> list[dict[str, Any]]:
+    """Measured and predicted seconds of every pass, by model and phase."""
+    first = forms["level 3"]
+    found: list[dict[str, Any]] = []
     for index in range(len(first)):
         row = first.iloc[index]
         phase = "prefill" if np.isfinite(row["prefill_measured"]) else "decode"

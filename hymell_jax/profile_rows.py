@@ -1,9 +1,12 @@
 """A measured machine as the folder of its profile holds it: facts, rows, work of every row.
 
 `hymell_jax.profiler.schema` says what the folder holds. Rows that were disturbed while they were
-measured are left out where enough others are there. Times are those of the machine at its median
-speed: a machine drifts (its clock, its neighbours on the same host), and `time_s` here is the
-measured time, `raw_s`, over the ratio of the anchor that was measured around it.
+measured are left out where enough others are there.
+
+A machine drifts (its clock, its neighbours on the same host). Operators and blocks are measured in
+random order, so that drift is noise that averages out; the passes of a model follow one another, so
+that it would be an error of the whole model. Times of whole models are therefore those at the
+median speed: `time_s` is the measured time, `raw_s`, over the ratio of the anchor around it.
 """
 
 from __future__ import annotations
@@ -116,7 +119,8 @@ def _rows(folder: Path, table: str, runtime: str, dtype: str) -> pd.DataFrame:
     if not data.has_table(folder, table):
         return pd.DataFrame()
     frame = data.read_table(folder, table, runtime=runtime, dtype=dtype)
-    ratio = frame["anchor_ratio"].fillna(1.0) if "anchor_ratio" in frame else 1.0
+    drifts = table.startswith("systems/") and "anchor_ratio" in frame
+    ratio = frame["anchor_ratio"].fillna(1.0) if drifts else 1.0
     frame = frame.assign(raw_s=frame["time_s"], time_s=frame["time_s"] / ratio)
     calm = ~frame["disturbed"].astype(bool)
     if calm.mean() >= ENOUGH:

@@ -94,7 +94,7 @@ def _fit_networks(problems, groups, terms, seeds) -> dict[str, Any]:
         ]
         stacked = stack_leaves(normalizers)
         if missing:  # nothing to learn from: networks that correct nothing
-            found[target] = {"params": _untrained(len(weights), seeds), "normalizer": stacked}
+            found[target] = {"params": untrained(len(weights), seeds), "normalizer": stacked}
             continue
         z = jax.vmap(mlp.normalise)(stacked, features)
         scales = jax.vmap(lambda n: mlp.level1_scale(serving.NETWORK, n))(stacked)
@@ -103,7 +103,7 @@ def _fit_networks(problems, groups, terms, seeds) -> dict[str, Any]:
     return found
 
 
-def _untrained(n_folds: int, seeds: Sequence[int]) -> Any:
+def untrained(n_folds: int, seeds: Sequence[int]) -> Any:
     """Networks whose correction is zero, with a fold axis."""
     first = mlp.init_ensemble(serving.NETWORK, len(serving.FEATURES), seeds)
     return jax.tree.map(lambda leaf: np.repeat(np.asarray(leaf)[None], n_folds, 0), first)

@@ -340,12 +340,13 @@ def test_a_slower_machine_is_seen_in_its_anchor(folder, tmp_path):
     judge = steadiness.Judge(anchors)
     assert judge.ratio_at(5) == 1.0 and judge.ratio_at(15) == pytest.approx(1.1)
     assert steadiness.Judge([]).ratio_at(5) is None
-    frame = data.read_table(folder, "operators/gemm")
-    (tmp_path / "operators").mkdir()
-    frame.assign(anchor_ratio=1.25).to_parquet(tmp_path / "operators" / "gemm.parquet")
+    for part in ("operators", "systems", "models"):
+        shutil.copytree(folder / part, tmp_path / part)
+    frame = data.read_table(folder, "systems/transformers")
+    frame.assign(anchor_ratio=1.25).to_parquet(tmp_path / "systems" / "transformers.parquet")
     for name in ("manifest.json", "device.json"):
         (tmp_path / name).write_text((folder / name).read_text())
-    rows = profile_rows.read_profile(tmp_path).rows("operators/gemm")
+    rows = profile_rows.read_profile(tmp_path).rows("systems/transformers")
     np.testing.assert_allclose(rows["raw_s"], frame["time_s"])
     np.testing.assert_allclose(rows["time_s"], frame["time_s"] / 1.25)
 
