@@ -33,6 +33,7 @@ from hymell_jax import (
     gemm,
     operators,
     profile_rows,
+    recipes,
     rowwise,
 )
 from hymell_jax.devices import DeviceSpec
@@ -301,7 +302,7 @@ def fit_level1(
     if description is not None:
         content["device_file"] = description
     content["errors"] = _errors(content, spec.device, frame)
-    content["replay"] = _replay(content, spec.device, train)
+    content["replay"] = recipes.replay_rows(content, spec.device, train, element)
     return content
 
 
@@ -323,18 +324,3 @@ def _errors(content, device: Device, frame: pd.DataFrame) -> list[dict[str, Any]
             found.append({"split": split, "table": "gemm", "target": "time", "regime": "all",
                           **evaluate.errors(np.asarray(predicted), time_s)})  # fmt: skip
     return found
-
-
-def _replay(content, device: Device, train: pd.DataFrame) -> list[dict[str, float]]:
-    """Five train rows and the predicted seconds and watts, for tests to repeat."""
-    rows = train.iloc[np.linspace(0, len(train) - 1, 5).astype(int)]
-    m, n, k, measured = data.columns(rows, "m", "n", "k", "time_s")
-    element = evaluate.DTYPES[content["dtype"]]
-    c = content["coefficients"]
-    time_s = np.exp(fit.gemm_log_time(c["gemm"], device, m, n, k, element))
-    watts = np.exp(fit.gemm_log_power(c["power"], device, m, n, k, time_s, element))
-    names = ("m", "n", "k", "measured_time_s", "time_s", "power_w")
-    return [
-        dict(zip(names, map(float, row), strict=True))
-        for row in zip(m, n, k, measured, time_s, watts, strict=True)
-    ]

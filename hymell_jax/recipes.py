@@ -22,7 +22,7 @@ from hymell_jax import attention_fit, checkpoint, collectives, data, devices, ev
 from hymell_jax.files import write_whole
 from hymell_jax.fit import Progress
 from hymell_jax.robust_fit import fit_piecewise
-from hymell_jax.types import DTYPES
+from hymell_jax.types import DTYPES, Device
 
 FUSED_RESIDUAL = ("vllm", "sglang", "trtllm")
 """Runtimes that add the residual inside the norm kernel."""
@@ -440,7 +440,7 @@ def fit_level1(
         content["published"]["gemm_energy_j"] = published.tolist()
     _power(content, frame, spec, root, dtype, seeds[0], progress)
     content["errors"] = _errors(content, frame)
-    content["replay"] = _replay(content, train, element)
+    content["replay"] = replay_rows(content, spec.device, train, element)
     return content
 
 
@@ -454,11 +454,12 @@ def _errors(content, frame) -> list[dict[str, Any]]:
     return rows
 
 
-def _replay(content, train, element: float) -> list[dict[str, float]]:
+def replay_rows(
+    content: Mapping[str, Any], device: Device, train: pd.DataFrame, element: float
+) -> list[dict[str, float]]:
     """Five train rows and the predicted seconds and watts, for tests to repeat."""
     rows = train.iloc[np.linspace(0, len(train) - 1, 5).astype(int)]
     m, n, k, measured = data.columns(rows, "m", "n", "k", "time_s")
-    device = devices.get_device(content["device"]).device
     c = jax.tree.map(np.asarray, content["coefficients"])
     time_s = np.exp(fit.gemm_log_time(c["gemm"], device, m, n, k, element))
     watts = np.exp(fit.gemm_log_power(c["power"], device, m, n, k, time_s, element))
