@@ -29,6 +29,14 @@ QUICK_OPTIONS = {
 }
 """Options of XLA that compile five times faster; one workload runs as fast."""
 
+FULL_OPTIONS = {
+    "xla_backend_optimization_level": 3,
+    "xla_llvm_disable_expensive_passes": False,
+    "xla_cpu_use_fusion_emitters": True,
+}
+"""Options of programs over thousands of designs, whatever flags the process has: compiled quickly,
+such loops run a hundred times slower."""
+
 QUICK_FLAGS = tuple(f"--{name}={str(value).lower()}" for name, value in QUICK_OPTIONS.items())
 
 

@@ -13,7 +13,7 @@ import numpy as np
 from hymell_jax import analytical, notebook, operators, parameters, serving
 from hymell_jax.analytical import PassCosts
 from hymell_jax.blocks import Block
-from hymell_jax.compile_cache import QUICK_OPTIONS
+from hymell_jax.compile_cache import FULL_OPTIONS, QUICK_OPTIONS
 from hymell_jax.types import DTYPES, Architecture, Device, Workload
 
 LARGEST_DISTANCE = np.float32(np.log(2.0))  # from what was measured, of an answer in domain
@@ -304,7 +304,9 @@ def _predict_rows(parts, arch, work, structure):
     return jax.vmap(run)(arch, work)
 
 
-_predict_batch_compiled = jax.jit(_predict_rows, static_argnames=("structure",))
+_predict_batch_compiled = jax.jit(
+    _predict_rows, static_argnames=("structure",), compiler_options=FULL_OPTIONS
+)
 _predict_batch_once = jax.jit(
     _predict_rows, static_argnames=("structure",), compiler_options=QUICK_OPTIONS
 )

@@ -25,6 +25,7 @@ import numpy as np
 
 from hymell_jax import model as models
 from hymell_jax import operators, parameters
+from hymell_jax.compile_cache import FULL_OPTIONS
 from hymell_jax.model import CostModel, Prediction
 from hymell_jax.types import Architecture, Workload, near_names, shown
 
@@ -142,7 +143,9 @@ def bare(model: CostModel) -> CostModel:
     return dataclasses.replace(model, card=_BARE)
 
 
-@functools.partial(jax.jit, static_argnames=("names", "structure", "proxies"))
+@functools.partial(
+    jax.jit, static_argnames=("names", "structure", "proxies"), compiler_options=FULL_OPTIONS
+)
 def _measure_chunk(model, archs, works, names, structure, proxies):
     def one(arch, work):
         prediction = models._predict_one(model, arch, work, structure)

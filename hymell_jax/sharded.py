@@ -22,6 +22,7 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from hymell_jax import model as cost_model
 from hymell_jax import operators, quantities
+from hymell_jax.compile_cache import FULL_OPTIONS
 from hymell_jax.model import CostModel, Prediction
 from hymell_jax.types import Architecture, Workload
 
@@ -58,7 +59,7 @@ def _program(mesh: Mesh, structure: frozenset[str] | None, names: tuple[str, ...
         return jax.vmap(one)(archs, works)
 
     cut = jax.shard_map(local, mesh=mesh, in_specs=(PartitionSpec(), rows, rows), out_specs=rows)
-    return jax.jit(cut)
+    return jax.jit(cut, compiler_options=FULL_OPTIONS)
 
 
 def _call(program, mesh: Mesh, model: CostModel, rows: Any) -> Any:
