@@ -9,7 +9,7 @@ from typing import Any
 import click
 
 from hymell_jax.cli_output import cell, joules, seconds, size, table, width
-from hymell_jax.report_style import HELD_BY_NAMES
+from hymell_jax.readable import HELD_BY_NAMES
 
 BIGGEST = 6  # parts of a pass that are shown
 _INSIDE = math.log(2.0)

@@ -144,12 +144,12 @@ def nearest_linked(
     """
     spec = get_device(spec)
     link = math.log(float(spec.device.link_bytes_per_s))
-    gaps = {
-        name: abs(math.log(float(other.device.link_bytes_per_s)) - link)
-        for name, other in _specs(candidates)
-    }
-    least = min(gaps.values())
-    return nearest_measured(spec, [name for name, gap in gaps.items() if gap <= least + 1e-6])
+    gaps = [
+        (abs(math.log(float(other.device.link_bytes_per_s)) - link), other)
+        for _, other in _specs(candidates)
+    ]
+    least = min(gap for gap, _ in gaps)
+    return nearest_measured(spec, [other for gap, other in gaps if gap <= least + 1e-6])
 
 
 def _specs(names: Iterable[str | DeviceSpec]) -> list[tuple[str, DeviceSpec]]:

@@ -89,16 +89,23 @@ def minimise(
     return jax.tree.map(np.asarray, coefficients), float(value)
 
 
-def gemm_log_time(coefficients, device, m, n, k, element_bytes, sharpness=gemm.CHOICE) -> jax.Array:
-    """ln seconds [n_rows] of measured products with warm operands."""
+def gemm_time_s(
+    coefficients, device, m, n, k, element_bytes, sharpness=gemm.CHOICE, streaming_weights=0.0
+) -> jax.Array:
+    """Seconds [n_rows] of measured products: with warm operands, or with weights that stream."""
 
     def one(m, n, k):
-        time_s, _ = gemm.gemm_time(
-            coefficients, device, m, n, k, element_bytes, element_bytes, sharpness=sharpness
-        )
-        return jnp.log(time_s)
+        return gemm.gemm_time(
+            coefficients, device, m, n, k, element_bytes, element_bytes,
+            streaming_weights=streaming_weights, sharpness=sharpness,
+        )[0]  # fmt: skip
 
     return jax.vmap(one)(m, n, k)
+
+
+def gemm_log_time(coefficients, device, m, n, k, element_bytes, sharpness=gemm.CHOICE) -> jax.Array:
+    """ln seconds [n_rows] of measured products with warm operands."""
+    return jnp.log(gemm_time_s(coefficients, device, m, n, k, element_bytes, sharpness))
 
 
 def fit_gemm(

@@ -28,6 +28,7 @@ from hymell_jax import (
     rowwise,
     system_store,
 )
+from hymell_jax.attention import ATTENTION_PHASES
 from hymell_jax.data import columns
 from hymell_jax.devices import DeviceSpec
 from hymell_jax.evaluate import errors
@@ -42,7 +43,6 @@ BLOCK_TABLES = {
     "attention_prefill": "blocks/attention_prefill", "attention_decode": "blocks/attention_decode",
     "experts": "blocks/moe", "latent_prefill": "blocks/mla", "latent_decode": "blocks/mla",
 }  # fmt: skip
-PHASES = ("prefill", "decode")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -226,7 +226,7 @@ def _systems(profile: Profile, spec: DeviceSpec, checkpoints) -> list[Comparison
         rates = profile_roofline.fit_roofline(flops[~out], moved[~out], measured[~out])
         reference[out] = profile_roofline.roofline_time_s(rates, flops[out], moved[out])
     found = []
-    for phase in PHASES:
+    for phase in ATTENTION_PHASES:
         here = (left["phase"] == phase).to_numpy()
         if here.any():
             kernel, predicted = f"{phase}, models left out", left["level 3"].to_numpy()

@@ -22,11 +22,12 @@ from hymell_jax import (
     recipes,
     system_store,
 )
+from hymell_jax.attention import ATTENTION_PHASES
 from hymell_jax.data import columns
 from hymell_jax.devices import DeviceSpec
 from hymell_jax.files import read_json
 from hymell_jax.fit import Progress, fit_power
-from hymell_jax.profile_evaluate import PHASES, evaluate_profile, open_profile
+from hymell_jax.profile_evaluate import evaluate_profile, open_profile
 from hymell_jax.profile_rows import Profile
 
 LEVELS = (1, 2, 3)
@@ -92,7 +93,9 @@ def _level1(profile: Profile, spec: DeviceSpec, description, fits, out, progress
     entry = profile.name, profile.runtime, profile.dtype
     path = Path(out) / checkpoint.file_name(*entry)
     measured = profile.digest(
-        "operators/gemm", *profile_level1.ROWWISE, *(f"blocks/attention_{p}" for p in PHASES)
+        "operators/gemm",
+        *profile_level1.ROWWISE,
+        *(f"blocks/attention_{p}" for p in ATTENTION_PHASES),
     )
     if path.is_file():
         content = checkpoint.read(*entry, folder=out)

@@ -76,14 +76,7 @@ PART_KERNEL = {  # row-wise part of a layer: (table, kernels that may serve it, 
 
 def gemm_time_s(coefficients, device: Device, m, n, k, element, sharpness=gemm.CHOICE) -> jax.Array:
     """Seconds [n_rows] of products whose weights stream from memory."""
-
-    def one(m, n, k):
-        return gemm.gemm_time(
-            coefficients, device, m, n, k, element, element, streaming_weights=1.0,
-            sharpness=sharpness,
-        )[0]  # fmt: skip
-
-    return jax.vmap(one)(m, n, k)
+    return fit.gemm_time_s(coefficients, device, m, n, k, element, sharpness, streaming_weights=1.0)
 
 
 def fit_gemm(
@@ -249,7 +242,7 @@ def fit_level1(
         profile: measured machine.
         spec, description: its facts, and as a description where no data sheet has them.
         fits: of the row-wise tables, by table.
-        power: coefficients and provenance of energy (`profile_energy`).
+        power: `coefficients` and `provenance` of energy.
         progress: called with (what, done, total).
 
     Raises:

@@ -29,7 +29,6 @@ from hymell_jax.types import DTYPES
 MANIFEST = "manifest.json"
 DEVICE = "device.json"
 ENOUGH = 0.6  # share of a table's rows that must be undisturbed for the others to be left out
-ACTIVATION_ARRAYS = {"gelu": 1, "silu": 2}
 
 TABLES = (
     "operators/gemm", "operators/rmsnorm", "operators/softmax", "operators/layernorm",
@@ -38,14 +37,8 @@ TABLES = (
 )  # fmt: skip
 """What is fitted of a profile."""
 
-KEYS: dict[str, tuple[str, ...]] = {  # table: columns that name what is fitted together
-    "operators/rmsnorm": ("kernel",),
-    "operators/elementwise": ("kernel",),
-    "blocks/attention_prefill": ("kernel",),
-    "blocks/attention_decode": ("kernel",),
-    "blocks/mla": ("phase",),
-    "blocks/linear_attention": ("phase",),
-}
+SEVERAL_KERNELS = ("operators/rmsnorm", "operators/elementwise")
+"""Row-wise tables whose kernels are fitted apart."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -129,13 +122,12 @@ def _rows(folder: Path, table: str, runtime: str, dtype: str) -> pd.DataFrame:
 
 
 def groups(table: str, frame: pd.DataFrame) -> list[tuple[str, pd.DataFrame]]:
-    """(name, rows) of what is fitted together: kernels and phases apart."""
-    keys = list(KEYS.get(table, ()))
+    """(kernel, rows) of what is fitted together in a row-wise table."""
     if frame.empty:
         return []
-    if not keys:
+    if table not in SEVERAL_KERNELS:
         return [("", frame)]
-    return [(" ".join(map(str, key)), rows) for key, rows in frame.groupby(keys)]
+    return [(str(kernel), rows) for kernel, rows in frame.groupby("kernel")]
 
 
 def work(table: str, frame: pd.DataFrame, element: float) -> tuple[np.ndarray, np.ndarray]:

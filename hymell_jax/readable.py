@@ -4,6 +4,13 @@ from __future__ import annotations
 
 import math
 
+HELD_BY_NAMES = {
+    "memory": "memory traffic", "compute": "arithmetic", "launch": "kernel launches",
+    "cache": "cache traffic", "latency": "latency", "split": "summing splits",
+    "network": "GPU links", "engine": "serving engine",
+}  # fmt: skip
+"""What holds a pass up, in words."""
+
 
 def figure_text(value: float, digits: int = 3) -> str:
     """A number with so many digits, in plain notation between 1e-4 and 1e6."""

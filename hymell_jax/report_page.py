@@ -7,7 +7,14 @@ import math
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
-from hymell_jax.readable import count_text, energy_text, figure_text, file_stem, time_text
+from hymell_jax.readable import (
+    HELD_BY_NAMES,
+    count_text,
+    energy_text,
+    figure_text,
+    file_stem,
+    time_text,
+)
 from hymell_jax.report_curves import CURVES
 from hymell_jax.report_html import (
     bullets,
@@ -20,7 +27,7 @@ from hymell_jax.report_html import (
     text,
 )
 from hymell_jax.report_pair_plots import part_rows
-from hymell_jax.report_style import HELD_BY_NAMES, Plot, unit_of
+from hymell_jax.report_style import Plot, unit_of
 
 LEVELS = {
     1: "level 1, operator equations",

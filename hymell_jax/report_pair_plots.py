@@ -6,6 +6,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from hymell_jax.readable import (
+    HELD_BY_NAMES,
     count_text,
     energy_text,
     figure_text,
@@ -16,7 +17,6 @@ from hymell_jax.readable import (
 from hymell_jax.report_labels import log_ticks
 from hymell_jax.report_style import (
     FONT,
-    HELD_BY_NAMES,
     PALETTE,
     SMALL,
     Plot,

@@ -24,13 +24,6 @@ PALETTE = {
 }  # fmt: skip
 """Name: colour on white; every colour stands for one name."""
 
-HELD_BY_NAMES = {
-    "memory": "memory traffic", "compute": "arithmetic", "launch": "kernel launches",
-    "cache": "cache traffic", "latency": "latency", "split": "summing splits",
-    "network": "GPU links", "engine": "serving engine",
-}  # fmt: skip
-"""What holds a pass up, in words."""
-
 WIDTH_IN, FONT, SMALL = 5.0, 12.0, 10.5
 MANY_LINES = 6  # beyond so many, colours repeat with dashes
 LINE_GAP = 13.5

@@ -19,6 +19,7 @@ import numpy as np
 import pandas as pd
 
 from hymell_jax import checkpoint, data, system_recipes, system_rows, system_store, systems
+from hymell_jax.attention import ATTENTION_PHASES
 from hymell_jax.files import write_whole
 from hymell_jax.fit import Progress
 from hymell_jax.serving import Blocks
@@ -89,14 +90,15 @@ def _block_costs(rows: pd.DataFrame, out: Path, progress: Progress | None):
         if path.is_file():
             with np.load(path, allow_pickle=False) as kept:
                 costs = tuple(
-                    Blocks(**{n: kept[f"{phase} {n}"] for n in FIELDS}) for phase in _PHASES
+                    Blocks(**{n: kept[f"{phase} {n}"] for n in FIELDS})
+                    for phase in ATTENTION_PHASES
                 )
         else:
             costs = system_rows.block_costs(part.reset_index(drop=True), models, progress)
             path.parent.mkdir(parents=True, exist_ok=True)
             leaves: dict[str, Any] = {
                 f"{phase} {n}": np.asarray(getattr(one, n))
-                for phase, one in zip(_PHASES, costs, strict=True)
+                for phase, one in zip(ATTENTION_PHASES, costs, strict=True)
                 for n in FIELDS
             }
             buffer = io.BytesIO()
@@ -106,9 +108,6 @@ def _block_costs(rows: pd.DataFrame, out: Path, progress: Progress | None):
         found.append(costs)
     order = np.argsort(np.concatenate(places))
     return jax.tree.map(lambda *leaves: np.concatenate(leaves)[order], *found)
-
-
-_PHASES = ("prefill", "decode")
 
 
 def _digest(rows: pd.DataFrame, out: Path) -> str:

@@ -283,6 +283,8 @@ def test_links_are_taken_from_boards_with_links_alike():
     assert nearest_linked("a100-sxm-80gb", measured[1:]) == "h100-sxm-80gb"
     with pytest.raises(ValueError, match="at least one"):
         nearest_linked("t4-16gb", [])
+    unshipped = dataclasses.replace(get_device("l40s-48gb"), name="a-board-of-my-own")
+    assert nearest_linked("a10-24gb", [unshipped, get_device("h100-sxm-80gb")]) == unshipped.name
 
 
 def test_nearest_measured_refuses_no_or_unknown_candidates():

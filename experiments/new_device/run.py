@@ -26,6 +26,7 @@ from hymell_jax import (
     system_store,
     types,
 )
+from hymell_jax.attention import ATTENTION_PHASES
 
 HERE = Path(__file__).parent
 LEVELS = {1: "operators, held-out shapes", 2: "blocks, held-out shapes", 3: "whole models left out"}
@@ -67,7 +68,7 @@ def by_model(profile: profile_rows.Profile, out: Path) -> list[dict[str, Any]]:
     rows, found = content["card"]["left_out"], []
     for model in sorted({r["model"] for r in rows}):
         entry: dict[str, Any] = {"model": model}
-        for phase in profile_evaluate.PHASES:
+        for phase in ATTENTION_PHASES:
             here = [r for r in rows if (r["model"], r["phase"]) == (model, phase)]
             entry[f"n_{phase}"] = len(here)
             for form, name in (("level 3", phase), ("physics", f"{phase}_physics"),
