@@ -95,7 +95,8 @@ def test_a_fit_learns_what_level_one_misses(fitted):
 
 def test_test_rows_are_never_trained_on_and_the_same_seed_gives_the_same_fit(tmp_path, fitted):
     frame = _decode_rows()
-    spoiled = frame.assign(time_s=np.where(frame["split"] == "test", 1.0, frame["time_s"]))
+    time_s = np.where(frame["split"] == "test", 1.0, frame["time_s"])
+    spoiled = frame.assign(time_s=time_s, energy_j=frame["power_w"] * time_s)
     (tmp_path / "blocks").mkdir()
     spoiled.to_parquet(tmp_path / "blocks" / "attention_decode.parquet")
     other = block_recipes.fit_block(
@@ -261,7 +262,8 @@ def test_power_is_drawn_to_the_upper_labels_of_blocks(tmp_path):
         columns={"context_len": "tokens"}).assign(value_head_dim=128, window_tokens=0,
         kv_bytes=np.where(frame["kv_dtype"] == "fp8", 1.0, 2.0)))  # fmt: skip
     busy = work[1] / (0.8 * float(sheet.memory_bytes_per_s))
-    frame = frame.assign(time_s=busy, power_w=500.0 * rng.uniform(0.6, 1.0, len(frame)))
+    power_w = 500.0 * rng.uniform(0.6, 1.0, len(frame))
+    frame = frame.assign(time_s=busy, power_w=power_w, energy_j=power_w * busy)
     for folder, name, rows in (("operators", "gemm", gemm), ("blocks", "attention_decode", frame)):
         (tmp_path / folder).mkdir()
         rows.to_parquet(tmp_path / folder / f"{name}.parquet")
