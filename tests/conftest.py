@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import gc
 import os
+from collections.abc import Iterator
 from pathlib import Path
 
 from hymell_jax import compile_cache
@@ -16,6 +18,20 @@ import pytest  # noqa: E402
 import hymell_jax as hj  # noqa: E402
 
 jax.config.update("jax_numpy_rank_promotion", "raise")
+
+MAPPINGS = Path("/proc/self/maps")
+MOST_MAPPINGS = 20_000
+"""Linux allows a process 65,530 mappings; every compiled program takes some, and XLA crashes where
+none is left."""
+
+
+@pytest.fixture(autouse=True, scope="module")
+def few_programs() -> Iterator[None]:
+    """Programs of earlier files are dropped before there are too many of them."""
+    yield
+    if MAPPINGS.exists() and MAPPINGS.read_bytes().count(b"\n") > MOST_MAPPINGS:
+        jax.clear_caches()
+        gc.collect()
 
 
 @pytest.fixture(scope="session")
