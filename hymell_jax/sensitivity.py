@@ -1,8 +1,9 @@
 """What a design's cost hangs on: elasticities, parts, and the single change that reaches a target.
 
-The elasticity of q in a field f is d ln q / d ln f: percent of q per percent of f. It is the
-gradient of the model, so a field that only acts in steps (a tile more or less) may show less than a
-large change does; `single_changes` re-evaluates the model at every legal value instead.
+The elasticity of q in a field f is d ln q / d ln f: percent of q per percent of f. `elasticities`
+are gradients of the model, and a field that also acts in steps (a tile more or less) shows less in
+them than a change does; `step_elasticities` move each field by a tenth, and `single_changes`
+re-evaluate the model at every legal value.
 """
 
 from __future__ import annotations
@@ -126,6 +127,20 @@ def slopes_of_steps(fields: list[str], values: dict[str, Any]) -> dict[str, dict
     }
 
 
+def step_elasticities(
+    model: CostModel, arch: Architecture, work: Workload
+) -> dict[str, dict[str, float]]:
+    """{field: {quantity: percent per percent}} between a tenth less and a tenth more of each."""
+    fields, pairs = stepped(arch, work)
+    archs, works = (
+        jax.tree.map(lambda *leaves: np.stack(leaves), *column)
+        for column in zip(*pairs, strict=True)
+    )
+    structure = operators.structure_of(arch, work)
+    rows = quantities.measure(model, archs, works, ELASTIC, structure=structure)
+    return slopes_of_steps(fields, dict(zip(ELASTIC, rows.T, strict=True)))
+
+
 def _candidates(
     arch: Architecture, work: Workload
 ) -> list[tuple[str, str, Architecture, Workload]]:
@@ -233,7 +248,7 @@ def explain(
     kept = ("model", "device", "runtime", "dtype", "workload", "prefill", "decode", "total",
             "parts", "in_domain", "warnings", "provenance")  # fmt: skip
     found = {name: content[name] for name in kept}
-    found["elasticities"] = elasticities(model, hf.architecture, work)
+    found["elasticities"] = step_elasticities(model, hf.architecture, work)
     if target is not None:
         changes = single_changes(model, hf.architecture, work, target, limit)
         by_kind = {

@@ -212,19 +212,36 @@ def legal_rows(archs: Architecture, works: Workload) -> np.ndarray:
 
 
 def part_table(sweep: Sweep, number: int) -> Any:
-    """One part as an Arrow table: `row`, swept fields, quantities, `legal`."""
+    """One part as an Arrow table: `row`, swept fields, quantities, `legal`.
+
+    Raises:
+        ValueError: sizes so large that a quantity is beyond float32.
+    """
     import pyarrow as pa
 
     start = number * sweep.part_rows
     stop = min(start + sweep.part_rows, sweep.design.rows)
     columns, archs, works = sweep_rows(sweep, start, stop)
     values = sharded.measure_sharded(sweep.model, archs, works, sweep.names, sweep.structure)
+    _check_finite(values, sweep, columns, start)
     arrays = {"row": np.arange(start, stop)}
     arrays |= {name: value.astype(np.float32) for name, value in columns.items()}
     arrays |= {name: values[:, i] for i, name in enumerate(sweep.names)}
     arrays["legal"] = legal_rows(archs, works)
     table = pa.table({name: np.ascontiguousarray(value) for name, value in arrays.items()})
     return table.replace_schema_metadata({_HASH: sweep.digest.encode()})
+
+
+def _check_finite(values: np.ndarray, sweep: Sweep, columns: dict, start: int) -> None:
+    finite = np.isfinite(values)
+    if finite.all():
+        return
+    row, column = np.argwhere(~finite)[0]
+    sizes = ", ".join(f"{name} {value[row]:g}" for name, value in columns.items())
+    raise ValueError(
+        f"Row {start + row}: {sweep.names[column]} is beyond float32 at {sizes}; reduce the "
+        "largest sizes of the sweep."
+    )
 
 
 # Files -------------------------------------------------------------------------------------------

@@ -236,3 +236,16 @@ def test_tables_are_predicted_row_by_row(tmp_path, h100, llama):
     ):
         with pytest.raises(ValueError, match=said):
             predict_table(h100, bad, llama, work)
+
+
+def test_a_row_beyond_float32_is_named_and_nothing_is_written(tmp_path):
+    fields = {
+        "n_layers": {"values": [32, 1e5]}, "d_model": {"values": [4096, 1e7]},
+        "d_ff": {"values": [14336, 1e8]}, "batch_size": {"values": [1, 1e7]},
+        "prompt_tokens": {"values": [512, 1e8]},
+    }  # fmt: skip
+    spec = {"device": "h100-sxm-80gb", "base": "llama-3.1-8b", "design": "grid", "fields": fields}
+    said = r"Row \d+: \w+ is beyond float32 at n_layers .*reduce"
+    with pytest.raises(ValueError, match=said):
+        run_sweep(spec, tmp_path / "a.parquet")
+    assert not list(tmp_path.rglob("*.parquet"))
