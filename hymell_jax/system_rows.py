@@ -16,6 +16,7 @@ import numpy as np
 import pandas as pd
 
 from hymell_jax import analytical, checkpoint, devices, operators, serving, systems
+from hymell_jax.compile_cache import QUICK_OPTIONS
 from hymell_jax.mlp import Progress
 from hymell_jax.model import CostModel
 from hymell_jax.serving import Blocks
@@ -70,7 +71,7 @@ def stack_leaves(values: Sequence[Any]) -> Any:
     return jax.tree.map(lambda *leaves: np.stack([np.float32(x) for x in leaves]), *values)
 
 
-@functools.partial(jax.jit, static_argnames="structure")
+@functools.partial(jax.jit, static_argnames="structure", compiler_options=QUICK_OPTIONS)
 def _costs(coefficients, blocks, device, arch, work, structure):
     def one(device, arch, work):
         return analytical.model_costs(coefficients, device, arch, work, structure, blocks)

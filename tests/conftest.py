@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import atexit
 import gc
 import os
+import shutil
+import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -18,6 +21,13 @@ import pytest  # noqa: E402
 import hymell_jax as hj  # noqa: E402
 
 jax.config.update("jax_numpy_rank_promotion", "raise")
+
+if "PYTEST_XDIST_WORKER" not in os.environ:  # the process that starts the workers, or is alone
+    os.environ["HYMELL_TEST_PROGRAMS"] = tempfile.mkdtemp(prefix="hymell-programs-")
+    atexit.register(shutil.rmtree, os.environ["HYMELL_TEST_PROGRAMS"], ignore_errors=True)
+# what one process has compiled, the others of the run, and itself after a while, need not
+jax.config.update("jax_compilation_cache_dir", os.environ["HYMELL_TEST_PROGRAMS"])
+jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.5)
 
 MAPPINGS = Path("/proc/self/maps")
 MOST_MAPPINGS = 20_000

@@ -92,7 +92,7 @@ def test_what_cannot_be_is_said_with_what_blocks(h100):
 
 def test_equal_limits_and_proxies_hold(h100):
     found = hj.search(
-        "llama-3.1-8b", h100, levels=LEVELS, free=tuple(LEVELS), work=WORK,
+        "llama-3.1-8b", h100.at_level(1), levels=LEVELS, free=tuple(LEVELS), work=WORK,
         equal={"parameters": 7e9}, at_least={"depth": 30.0},
         proxies={"depth": lambda arch: 1.0 * arch.n_layers}, tolerance=0.02,
     )  # fmt: skip
@@ -104,8 +104,8 @@ def test_equal_limits_and_proxies_hold(h100):
 
 def test_a_front_cannot_be_beaten_by_its_own_points(h100):
     found = hj.front(
-        "llama-3.1-8b", h100, against="parameters", points=4, levels=LEVELS, free=tuple(LEVELS),
-        work=WORK, at_least={"parameters": 5e9},
+        "llama-3.1-8b", h100.at_level(1), against="parameters", points=4, levels=LEVELS,
+        free=tuple(LEVELS), work=WORK, at_least={"parameters": 5e9},
     )  # fmt: skip
     rows = [
         (d["quantities"]["energy_per_token_j"], d["quantities"]["parameters"])
