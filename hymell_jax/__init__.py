@@ -31,6 +31,7 @@ if TYPE_CHECKING:
     from hymell_jax.sharded import predict_sharded
     from hymell_jax.space import make_space
     from hymell_jax.summary import summarise
+    from hymell_jax.sweep import run_sweep
     from hymell_jax.types import Architecture, Device, Workload, architecture, device, workload
 
 __all__ = [
@@ -64,6 +65,7 @@ __all__ = [
     "preset",
     "read_hf",
     "resolve_model",
+    "run_sweep",
     "search",
     "stack",
     "summarise",
@@ -90,6 +92,7 @@ _ROOMS = {
     "sharded": ("predict_sharded",),
     "space": ("make_space",),
     "summary": ("summarise",),
+    "sweep": ("run_sweep",),
     "types": ("Architecture", "Device", "Workload", "architecture", "device", "workload"),
 }
 _ROOM_OF = {name: (room, name) for room, names in _ROOMS.items() for name in names}

@@ -37,7 +37,10 @@ def table(title: str, headings: list[str], rows: list[list[str]], left: int = 1)
 
 @contextlib.contextmanager
 def progress() -> Iterator[Any]:
-    """A callback (what, done, total) that draws bars on stderr with rate and remaining time."""
+    """A callback (what, done, total) that draws bars on stderr with rate and remaining time.
+
+    Nothing is drawn before its first call, so that a refused question is one sentence on stderr.
+    """
     from rich.console import Console
     from rich.progress import (
         BarColumn,
@@ -64,16 +67,21 @@ def progress() -> Iterator[Any]:
         TimeElapsedColumn(),
         TimeRemainingColumn(),
     )
-    with Progress(*columns, console=Console(stderr=True)) as bars:
-        tasks: dict[tuple[str, int], Any] = {}
+    bars = Progress(*columns, console=Console(stderr=True))
+    tasks: dict[tuple[str, int], Any] = {}
 
-        def report(what: str, done: int, total: int) -> None:
-            key = (what, total)
-            if key not in tasks:
-                tasks[key] = bars.add_task(what, total=total)
-            bars.update(tasks[key], completed=done)
+    def report(what: str, done: int, total: int) -> None:
+        key = (what, total)
+        if key not in tasks:
+            bars.start()
+            tasks[key] = bars.add_task(what, total=total)
+        bars.update(tasks[key], completed=done)
 
+    try:
         yield report
+    finally:
+        if tasks:
+            bars.stop()
 
 
 def rate(per_second: float | None) -> str:

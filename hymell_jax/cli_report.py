@@ -34,7 +34,8 @@ def report(
     """One page on MODELs on devices: figures, intervals, what to believe, and where it comes from.
 
     The page is a single file that loads nothing from anywhere. Several models and devices are
-    written as `hymell report M1 M2 --device D1 D2 --out report.html`.
+    written as `hymell report M1 M2 --device D1 D2 --out report.html`. Needs matplotlib, the extra
+    `plot`.
     """
     names, places = subjects(words, device)
     from pathlib import Path
@@ -44,6 +45,7 @@ def report(
 
     if not out.lower().endswith((".html", ".htm")):
         raise ValueError(f"--out names an .html file; got {out!r}.")
+    report_plots.check_matplotlib()
     files.writable_folder(Path(out).parent)
     if plots:
         files.writable_folder(plots)

@@ -149,8 +149,16 @@ def _show_front(c: dict[str, Any]) -> None:
 @click.option("--process", default=0, show_default=True, help="Which of them this is, from 0.")
 @json_option
 def sweep(spec, out, coordinator, processes, process, as_json) -> None:
-    """Every row of the design in SPEC, a JSON file, into a Parquet file with its Pareto front."""
-    from hymell_jax.sweep import run_sweep
+    """Every row of the design in SPEC, a JSON file, into a Parquet file with its Pareto front.
+
+    The least SPEC is {"device": "h100-sxm-80gb", "base": "llama-3.1-8b", "design": "grid",
+    "fields": {"n_layers": [24, 32]}}; docs/sweep.md tells every key and every column.
+
+    Beside --out x.parquet stand x.front.parquet, the Pareto front of the rows that can be built and
+    fit, and x.png, a plot of it where matplotlib is installed; until it is done, the folder
+    x.parquet.parts. Needs pyarrow, the extra `data`.
+    """
+    from hymell_jax.sweep import front_path, run_sweep
 
     if (coordinator is None) != (processes == 1):
         raise ValueError("--coordinator and --processes go together.")
@@ -160,11 +168,15 @@ def sweep(spec, out, coordinator, processes, process, as_json) -> None:
     if as_json:
         print_json(content)
         return
-    click.echo(
-        f"{content['rows']} rows in {content['out']}, {content['computed']} computed now in "
-        f"{content['time_s']:.1f} s: first part {content['first_part_s']:.1f} s with compiling, "
-        f"then {content['rows_per_s']:.0f} rows/s"
-    )
+    click.echo(f"{content['rows']} rows in {out}, their front in {front_path(out)}")
+    if content["computed"]:
+        pace = f", then {content['rows_per_s']:.0f} rows/s" if content["rows_per_s"] else ""
+        click.echo(
+            f"{content['computed']} computed now in {content['time_s']:.1f} s: first part "
+            f"{content['first_part_s']:.1f} s with compiling{pace}"
+        )
+    else:
+        click.echo("All of them were there: nothing was computed now.")
 
 
 @click.command()

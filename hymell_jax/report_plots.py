@@ -12,6 +12,18 @@ from hymell_jax.report_style import Plot
 Progress = Callable[[str, int, int], None]
 
 
+def check_matplotlib() -> None:
+    """Say what to install before any work is done.
+
+    Raises:
+        ValueError: matplotlib is not installed.
+    """
+    try:
+        import matplotlib  # noqa: F401
+    except ImportError:
+        raise ValueError("A report needs matplotlib: install the extra `plot`.") from None
+
+
 def plots_of(content: Mapping[str, Any], progress: Progress | None = None) -> dict[str, list[Plot]]:
     """All figures of a report: by model name its curves and front, by "model on device" its own.
 
@@ -22,12 +34,9 @@ def plots_of(content: Mapping[str, Any], progress: Progress | None = None) -> di
     Raises:
         ValueError: matplotlib is not installed.
     """
-    try:
-        import matplotlib
-    except ImportError:
-        raise ValueError(
-            "A report needs matplotlib: install it, or hymell-jax with its extra `plot`."
-        ) from None
+    check_matplotlib()
+    import matplotlib
+
     found: dict[str, list[Plot]] = {}
     total = len(content["models"]) + len(content["pairs"])
 

@@ -46,6 +46,11 @@ _KEYS = {
     "device", "runtime", "dtype", "base", "workload", "design", "fields", "rows", "seed", "tie",
     "quantities", "pareto", "part_rows",
 }  # fmt: skip
+_NEEDED = ("device", "base", "design", "fields")
+EXAMPLE = (
+    '{"device": "h100-sxm-80gb", "base": "llama-3.1-8b", "design": "grid", '
+    '"fields": {"n_layers": [24, 32]}}'
+)
 _HASH = b"hymell_sweep"
 
 Progress = Callable[[str, int, int], None]
@@ -78,10 +83,11 @@ def read_sweep(spec: str | os.PathLike[str] | Mapping[str, Any]) -> Sweep:
 
     `{"device": ..., "base": model or fields, "workload": {...}, "design": "grid" | "random" |
     "latin_hypercube", "fields": {...}, "rows": n, "seed": n, "tie": "head_dim", "quantities":
-    [...], "pareto": [a, b], "part_rows": n}`; see `designs.make_design` for the fields.
+    [...], "pareto": [a, b], "part_rows": n}`; docs/sweep.md tells every key, `designs.make_design`
+    the fields.
 
     Raises:
-        ValueError: another form, unknown names, values out of range.
+        ValueError: another form, missing keys, unknown names, values out of range.
     """
     content = spec if isinstance(spec, Mapping) else read_json(spec, "sweep")
     if not isinstance(content, Mapping):
@@ -89,9 +95,7 @@ def read_sweep(spec: str | os.PathLike[str] | Mapping[str, Any]) -> Sweep:
     unknown = sorted(set(content) - _KEYS)
     if unknown:
         raise ValueError(f"A sweep holds {', '.join(sorted(_KEYS))}; got {shown(unknown[0])}.")
-    for name in ("device", "base", "design", "fields"):
-        if name not in content:
-            raise ValueError(f"A sweep needs {name!r}.")
+    _check_needed(content)
     base, dtype = _base(content["base"])
     dtype = content.get("dtype") or dtype
     model = checkpoint.load(content["device"], content.get("runtime"), dtype)
@@ -113,6 +117,16 @@ def read_sweep(spec: str | os.PathLike[str] | Mapping[str, Any]) -> Sweep:
         model, base, work, rules, ratio, design, names, front,
         _structure(base, work, design), _part_rows(content), _digest(content, model),
     )  # fmt: skip
+
+
+def _check_needed(content: Mapping[str, Any]) -> None:
+    drawn = content.get("design") in ("random", "latin_hypercube")
+    needed = (*_NEEDED, "rows") if drawn else _NEEDED
+    missing = [name for name in needed if content.get(name) is None]
+    if missing:
+        raise ValueError(
+            f"A sweep needs {', '.join(missing)}: {EXAMPLE} is the least that it can be."
+        )
 
 
 def _names(content: Mapping[str, Any], key: str, default: tuple[str, ...]) -> tuple[str, ...]:
@@ -279,6 +293,11 @@ def _open_parts(out: Path, sweep: Sweep) -> Path:
     return folder
 
 
+def front_path(out: str | os.PathLike[str]) -> Path:
+    """Where the Pareto front of a sweep into `out` is written."""
+    return Path(out).with_suffix(".front.parquet")
+
+
 def _part_path(folder: Path, number: int) -> Path:
     return folder / f"part-{number:06d}.parquet"
 
@@ -318,23 +337,24 @@ def run_sweep(
 ) -> dict[str, Any]:
     """Evaluate a sweep into a Parquet file; goes on where a killed run of the same sweep stopped.
 
-    Beside `out` it writes `<out>.front.parquet`, the rows that no other beats in both quantities
-    of `pareto` among those that can be built and fit, and `<out>.png`, if matplotlib is there.
+    Beside `out`, say x.parquet, it writes x.front.parquet, the rows that no other beats in both
+    quantities of `pareto` among those that can be built and fit, and x.png, a plot of them, if
+    matplotlib is there.
 
     Args:
-        spec: as `read_sweep`.
+        spec: as `read_sweep`; docs/sweep.md tells every key and column.
         out: ends in .parquet.
         progress: called with ("rows", done, all).
         processes: (coordinator host:port, number of processes, index of this one): every process
             computes each so-many-th part, the first joins them; `out` lies where all can see it.
 
     Returns:
-        Rows, rows computed by this call, seconds, rows a second without compiling, compile time,
-        front size, paths.
+        A plain dictionary: `rows`, `computed` (rows of this call), `time_s`, `first_part_s` (with
+        compiling), `rows_per_s` (without the first part; 0 where there was no other) and `out`.
 
     Raises:
         ValueError: a bad specification, an existing file of another sweep, a folder that cannot be
-            written.
+            written, or pyarrow is missing.
     """
     begin = time.perf_counter()
     out = Path(out)
@@ -344,6 +364,10 @@ def run_sweep(
         )
     if not out.parent.is_dir():
         raise ValueError(f"There is no folder {str(out.parent)!r} to write into.")
+    try:
+        import pyarrow  # noqa: F401
+    except ImportError:
+        raise ValueError("A sweep writes Parquet with pyarrow: install the extra `data`.") from None
     if processes is not None:
         sharded.start_processes(*processes)
     sweep = read_sweep(spec)
@@ -426,7 +450,7 @@ def _write_front(sweep: Sweep, out: Path, best: Any, shown: Any) -> None:
 
     buffer = io.BytesIO()
     pq.write_table(best, buffer)
-    write_whole(out.with_suffix(".front.parquet"), buffer.getvalue())
+    write_whole(front_path(out), buffer.getvalue())
     try:
         from matplotlib.figure import Figure
     except ImportError:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 import shlex
 import subprocess
@@ -11,7 +12,9 @@ from pathlib import Path
 import pytest
 from click.testing import CliRunner
 
+from hymell_jax import sweep
 from hymell_jax.cli import main
+from hymell_jax.quantities import QUANTITIES
 
 ROOT = Path(__file__).parent.parent
 DOCS = ROOT / "docs"
@@ -35,14 +38,39 @@ def test_python_snippets_of_a_page_run_one_after_the_other(page, capsys, monkeyp
     assert "nan" not in capsys.readouterr().out.split()
 
 
-# those of the others take minutes, or several machines
-@pytest.mark.parametrize("page", _with("sh", "cluster.md", "profiling.md"), ids=lambda p: p.stem)
+# those of the others take minutes, several machines, or a file of the page
+@pytest.mark.parametrize(
+    "page", _with("sh", "cluster.md", "profiling.md", "sweep.md"), ids=lambda p: p.stem
+)
 def test_commands_of_a_page_run(page, monkeypatch, tmp_path):
     monkeypatch.chdir(tmp_path)
     lines = [line for block in _blocks(page, "sh") for line in block.splitlines()]
     for line in (line for line in lines if line.startswith("hymell ")):
         result = CliRunner().invoke(main, shlex.split(line, comments=True)[1:])
         assert result.exit_code == 0, f"{line}: {result.output}"
+
+
+def test_the_page_of_sweeps_tells_every_key_quantity_and_column(monkeypatch, tmp_path):
+    pq = pytest.importorskip("pyarrow.parquet")
+    page = DOCS / "sweep.md"
+    rows = re.findall(r"^\| `(\w+)`( \*)? \|", page.read_text(), re.M)
+    named = {name for name, _ in rows}
+    assert named >= sweep._KEYS | set(QUANTITIES)
+    assert {name for name, star in rows if star} == set(sweep.DEFAULT_QUANTITIES)
+    monkeypatch.chdir(tmp_path)
+    (text,), (command,) = _blocks(page, "json"), _blocks(page, "sh")
+    Path("spec.json").write_text(text)
+    result = CliRunner().invoke(main, shlex.split(command)[1:])
+    assert result.exit_code == 0, result.output
+    spec = json.loads(text)
+    table = pq.read_table("results.parquet")
+    columns = ["row", *spec["fields"], *spec["quantities"], "memory_share", "legal"]
+    assert (table.column_names, table.num_rows) == (columns, 24)
+    assert set(columns) - set(spec["fields"]) <= named
+    front = pq.read_table("results.front.parquet")
+    assert front.column_names == columns and 1 < front.num_rows < 24
+    assert "24 rows in results.parquet, their front in results.front.parquet" in result.stdout
+    assert "rows/s" not in result.stdout  # nothing steady in one part
 
 
 def test_it_builds_without_a_warning_and_without_a_network(tmp_path):

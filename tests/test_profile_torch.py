@@ -179,7 +179,7 @@ def test_without_pytorch_the_message_names_the_extra(tmp_path, monkeypatch):
 
     monkeypatch.setattr(benches.importlib, "import_module", missing)
     done = CliRunner().invoke(cli.main, ["profile", "--out", str(tmp_path)])
-    assert done.exit_code == 2 and "pip install hymell-jax[profile]" in done.output
+    assert done.exit_code == 2 and "install the extra `profile`" in done.output
 
 
 def test_the_fit_follows_on_the_same_folder(tmp_path, monkeypatch):

@@ -322,6 +322,15 @@ def test_matplotlib_is_asked_for_where_it_is_missing(monkeypatch, written):
         report_plots.plots_of(written[1])
 
 
+def test_matplotlib_is_asked_for_before_any_work(monkeypatch, tmp_path):
+    monkeypatch.setitem(sys.modules, "matplotlib", None)
+    out, plots = tmp_path / "new" / "r.html", tmp_path / "plots"
+    arguments = ["report", MODEL, "--device", DEVICES[0], "--out", str(out), "--plots", str(plots)]
+    result = CliRunner().invoke(main, arguments)
+    assert (result.exit_code, list(tmp_path.iterdir())) == (2, [])
+    assert result.stderr == "Error: A report needs matplotlib: install the extra `plot`.\n"
+
+
 def test_too_many_pairs_and_names_given_twice_are_refused():
     with pytest.raises(ValueError, match="at most 24 pairs"):
         report.report(hj.model_names()[:5], hj.device_names()[:5])

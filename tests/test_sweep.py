@@ -20,7 +20,7 @@ import hymell_jax as hj
 from hymell_jax.cli import main
 from hymell_jax.designs import design_rows, make_design
 from hymell_jax.frames import predict_table
-from hymell_jax.sweep import read_sweep, run_sweep, sweep_rows
+from hymell_jax.sweep import EXAMPLE, read_sweep, run_sweep, sweep_rows
 
 pq = pytest.importorskip("pyarrow.parquet")
 
@@ -191,6 +191,7 @@ def test_heads_that_do_not_divide_are_marked(tmp_path):
         ({"fields": {"d_model": [-1]}}, "d_model"),
         ({"fields": {"d_model": {"low": 8, "high": 64, "steps": 3}}}, "for grids"),
         ({"fields": {}}, "needs `fields`"),
+        ({"base": None, "rows": None, "fields": None}, "A sweep needs base, fields, rows: {"),
         ({"quantities": ["speed"]}, "no quantity"),
         ({"pareto": ["latency_s"]}, "two quantities"),
         ({"part_rows": 10}, "part_rows"),
@@ -205,7 +206,25 @@ def test_bad_sweeps_are_refused_before_anything_is_written(tmp_path, change, sai
     result = CliRunner().invoke(main, ["sweep", str(path), "--out", str(out)])
     assert result.exit_code == 2, result.output
     assert said in " ".join(result.stderr.split())
+    assert result.stderr.startswith("Error: ")
     assert [p.name for p in tmp_path.iterdir()] == ["spec.json"]
+
+
+def test_the_least_sweep_of_the_message_is_one_and_nothing_is_promised_of_a_finished_one(swept):
+    assert read_sweep(json.loads(EXAMPLE)).design.rows == 2
+    assert hj.run_sweep is run_sweep
+    spec = swept.with_name("again.json")
+    spec.write_text(json.dumps(SPEC))
+    result = CliRunner().invoke(main, ["sweep", str(spec), "--out", str(swept)])
+    spec.unlink()
+    assert result.exit_code == 0, result.output
+    assert "nothing was computed" in result.stdout and "rows/s" not in result.stdout
+
+
+def test_pyarrow_is_asked_for_where_it_is_missing(monkeypatch, tmp_path):
+    monkeypatch.setitem(sys.modules, "pyarrow", None)
+    with pytest.raises(ValueError, match="extra `data`"):
+        run_sweep(SPEC, tmp_path / "x.parquet")
 
 
 def test_results_need_a_folder_and_a_parquet_name(tmp_path):

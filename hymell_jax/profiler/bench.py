@@ -17,7 +17,7 @@ MOST_SETS = 512
 MOST_COPIES = 64
 WEIGHT_SPREAD = 0.02
 TILE = 1 << 22  # random numbers drawn; longer pools repeat them at other addresses
-INSTALL = "install the extra, `pip install hymell-jax[profile]`"
+INSTALL = "install the extra `profile`"
 
 
 def load(name: str) -> Any:

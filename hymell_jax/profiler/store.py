@@ -259,7 +259,6 @@ def _arrow() -> Any:
         import pyarrow.parquet
     except ImportError as error:
         raise ValueError(
-            "Profiling writes Parquet with pyarrow: install the extra, "
-            "`pip install hymell-jax[profile]`."
+            "Profiling writes Parquet with pyarrow: install the extra `profile`."
         ) from error
     return pyarrow, pyarrow.parquet

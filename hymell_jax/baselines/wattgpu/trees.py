@@ -61,8 +61,7 @@ def make_pipeline(target: str, extra: Sequence[str] = ()) -> Any:
         from xgboost import XGBRegressor
     except ImportError as error:
         raise ValueError(
-            "WattGPU needs xgboost and scikit-learn: install the extra, "
-            "`pip install hymell-jax[baselines]`."
+            "WattGPU needs xgboost and scikit-learn: install the extra `baselines`."
         ) from error
     numbers = [name for name in (*features, *extra) if name not in CATEGORICAL]
     names = [name for name in features if name in CATEGORICAL]
