@@ -46,6 +46,9 @@ DEVICE_FILE = "device.json"
 HOST = "cpu"
 """Architecture of devices that neither give coefficients to the others nor take theirs."""
 
+PLACEHOLDER = "not known: a placeholder"
+"""How the source of a fact begins that nobody knows, as `hymell profile` writes it."""
+
 LARGEST = 80.0  # of a coefficient: natural logs and logits, so far beyond anything physical
 
 _LINEAR_COEFFICIENTS = ("log_launch_s", "log_compute_excess", "log_memory_excess")
@@ -260,6 +263,8 @@ def _model(content: Any, path: Path, spec: devices.DeviceSpec | None = None) -> 
             raise ValueError(f"{where}: {field} must be a text that can be shown.")
     if not provenance.get("metered", True) and "energy_note" not in provenance:
         raise ValueError(f"{where}: energy that was not metered needs an energy_note.")
+    if spec.sources["power_limit_w"].startswith(PLACEHOLDER):
+        provenance["placeholder_power"] = True
     card = Card(spec.name, content["runtime"], content["dtype"], provenance)
     return CostModel(
         device=spec.device,
@@ -352,7 +357,8 @@ def load(
         device: exact name, or a JSON file or dict of data-sheet facts.
         runtime: such as "vllm-0.24.0"; by default the newest that was measured.
         dtype: one of `types.DTYPES`; "fp32" only where it was measured.
-        folder: of checkpoints; by default those shipped, or the one that a `device.json` lies in.
+        folder: of checkpoints; by default those shipped, or the one that a `device.json` lies in or
+            beside.
         engine: serving engine of level 3; by default the one measured on the device with this
             runtime, else vLLM.
 
@@ -361,7 +367,7 @@ def load(
     """
     if not isinstance(dtype, str) or dtype not in DTYPES:
         raise ValueError(f"dtype must be one of {', '.join(DTYPES)}; got {shown(dtype)}.")
-    folder = folder or _folder_around(device)
+    device, folder = _fitted_beside(device, folder)
     spec = device_spec(device, folder)
     if dtype == "fp8" and spec.device.peak_fp8_flops_per_s <= spec.device.peak_flops_per_s:
         raise ValueError(f"{spec.name} has no fp8 matrix units; take bf16.")
@@ -385,6 +391,7 @@ def load(
             content["coefficients"]["collectives"] = _collectives_of(root, linked, dtype)
     model = _model(content, path, spec)
     if transferred:
+        model = _carried(model, device_spec(source, folder), spec)
         model.card.provenance.update(
             time="transferred",
             energy="transferred",
@@ -392,6 +399,17 @@ def load(
             collectives_from=linked,
         )  # of this format; another one may have been measured here
     return _served(model, spec, dtype, root, engine)
+
+
+def _carried(model: CostModel, source: devices.DeviceSpec, target: devices.DeviceSpec) -> CostModel:
+    """Within an architecture, power and what the limit costs in time keep their joules."""
+    if source.architecture != target.architecture:
+        return model
+    moved = {
+        name: power.carried(model.coefficients[name], source.device, target.device)
+        for name in ("power", "gemm")
+    }
+    return dataclasses.replace(model, coefficients=model.coefficients | moved)
 
 
 def _check_place(content: Any, path: Path) -> None:
@@ -407,13 +425,24 @@ def _check_place(content: Any, path: Path) -> None:
             )
 
 
-def _folder_around(device: Any) -> Path | None:
-    """The folder of checkpoints that a device file lies in, None where it lies elsewhere."""
-    if isinstance(device, str | os.PathLike):
-        path = Path(device)
-        if path.name == DEVICE_FILE and any(path.parent.glob("*--*.json")):
-            return path.parent.parent
-    return None
+def _fitted_beside(device: Any, folder: Any) -> tuple[Any, Any]:
+    """The device and its folder of checkpoints: the one given, else what lies beside its file.
+
+    A `device.json` lies among the checkpoints of the device, or is that of a profile whose fit lies
+    in `checkpoints` beside it and describes the device by what it measured.
+    """
+    if folder or not isinstance(device, str | os.PathLike):
+        return device, folder
+    path = Path(device)
+    if path.name != DEVICE_FILE or not path.is_file():
+        return device, None
+    if any(path.parent.glob("*--*.json")):
+        return device, path.parent.parent
+    beside = path.parent / "checkpoints"
+    own = device_folder(devices.get_device(path).name, beside)
+    if any(own.glob("*--*.json")):
+        return own / DEVICE_FILE, beside
+    return device, None
 
 
 def _alike(spec, measured: set[str], dtype: str, folder) -> list[devices.DeviceSpec]:
@@ -425,7 +454,8 @@ def _alike(spec, measured: set[str], dtype: str, folder) -> list[devices.DeviceS
         there = f"; there is {', '.join(formats)}" if formats else ""
         raise ValueError(
             f"{spec.name} was not measured in {dtype}, and no other device's coefficients carry "
-            f"over to it{there}. `hymell profile` measures a machine."
+            f"over to it{there}. `hymell profile --fit` measures a machine; of one that was fitted "
+            "give the device.json that lies beside its checkpoints."
         )
     return found
 
@@ -440,7 +470,7 @@ def default_dtype(
     Raises:
         ValueError: an unknown device.
     """
-    folder = folder or _folder_around(device)
+    device, folder = _fitted_beside(device, folder)
     name = device_spec(device, folder).name
     formats = sorted({d for other, _, d in available(folder) if other == name})
     return formats[0] if formats and wanted not in formats else wanted

@@ -5,6 +5,7 @@ JAX and pandas are imported inside.
 
 from __future__ import annotations
 
+import shlex
 from typing import Any
 
 import click
@@ -14,7 +15,9 @@ from hymell_jax.cli_output import cell, print_json, progress, table
 
 
 @click.command()
-@click.option("--device", required=True, help="Exact name (see `hymell devices`).")
+@click.option(
+    "--device", required=True, help="Exact name (see `hymell devices`), or a profile's device.json."
+)
 @click.option("--data", "folder", help="Folder of measured tables; default $HYMELL_DATA.")
 @click.option(
     "--level",
@@ -39,6 +42,7 @@ def evaluate(device, folder, level, split, form, reference, checkpoints, as_json
         rows = [r for r in rows if level in ("all", str(r["level"]))]
         print_json(rows) if as_json else show_profile_errors(rows)
         return
+    _check_tables(root, level)
     options = dict(split=split, reference=reference, checkpoints=checkpoints)
     rows = []
     if level in ("1", "all"):
@@ -51,6 +55,20 @@ def evaluate(device, folder, level, split, form, reference, checkpoints, as_json
         print_json(rows)
     else:
         _show_errors(rows, device, split, form)
+
+
+def _check_tables(root: Any, level: str) -> None:
+    """Refuse a folder without any table that a level's evaluation reads."""
+    from hymell_jax import block_evaluate, data, evaluate
+
+    tables = []
+    if level in ("1", "all"):
+        tables += [f"operators/{name}" for name in ("gemm", *evaluate.ROWWISE_TABLES)]
+    if level in ("2", "all"):
+        tables += [f"blocks/{name}" for name in dict.fromkeys(block_evaluate.TABLE_OF.values())]
+    if tables and not any(data.has_table(root, table) for table in tables):
+        names = ", ".join(f"{table}.parquet" for table in tables)
+        raise ValueError(f"The data folder {str(root)!r} has none of the tables {names}.")
 
 
 @click.command()
@@ -114,13 +132,29 @@ def fit(level, device, runtime, dtype, folder, out, seeds, operators, resume, as
 
 def _fit_profile(device: str, folder: Any, out: str, level: str, as_json: bool) -> None:
     """Fit the profile of one machine, all that it holds up to a level, and show its errors."""
-    from hymell_jax import files, profile_fit
+    from hymell_jax import files, profile_evaluate, profile_fit
 
     files.writable_folder(out)
     levels = tuple(range(1, int(level) + 1))
     with progress() as report:
         rows = profile_fit.fit_profile(folder, out, report, levels, device=device)
-    print_json({"out": out, "errors": rows}) if as_json else show_profile_errors(rows)
+    if as_json:
+        print_json({"out": out, "errors": rows})
+        return
+    show_profile_errors(rows)
+    show_next(profile_evaluate.open_profile(folder).name, str(folder), out)
+
+
+def show_next(device: str, folder: str, out: str) -> None:
+    """Where the checkpoints of a fitted profile lie, and the commands that use them."""
+    from hymell_jax import checkpoint
+
+    where = shlex.quote(out)
+    click.echo(f"\ncheckpoints of {device}: {checkpoint.device_folder(device, out)}")
+    click.echo(f"  hymell predict MODEL --device {device} --checkpoints {where}")
+    click.echo(
+        f"  hymell evaluate --device {device} --data {shlex.quote(folder)} --checkpoints {where}"
+    )
 
 
 def show_profile_errors(rows: list[dict[str, Any]]) -> None:

@@ -45,12 +45,13 @@ _cost_options = together(
 @tensor_parallel_option
 @click.option("--level", type=click.Choice(LEVELS), default="best", show_default=True)
 @click.option("--engine", help="Serving engine of level 3; by default vLLM.")
+@click.option("--checkpoints", metavar="DIR", help="Of your own fits; by default those shipped.")
 @click.option("--ignore-memory", is_flag=True, help="Predict even what does not fit.")
 @_cost_options
 @json_option
 def predict(
     words, device, compare, runtime, dtype, kv_dtype, batch, prompt, output, tensor_parallel,
-    level, engine, ignore_memory, carbon_intensity, price, gpu_price, as_json,
+    level, engine, checkpoints, ignore_memory, carbon_intensity, price, gpu_price, as_json,
 ) -> None:  # fmt: skip
     """Latency, energy and memory of MODEL: a preset, a config.json, or a folder that holds one.
 
@@ -62,11 +63,11 @@ def predict(
 
     hfs = {name: models.resolve_model(name) for name in names}
     for place in places:
-        checkpoint.device_spec(place)
+        checkpoint.device_spec(place, checkpoints)
 
     def one(name: str, place: str) -> dict[str, Any]:
         hf = hfs[name]
-        chosen = dtype or checkpoint.default_dtype(place, hf.dtype)
+        chosen = dtype or checkpoint.default_dtype(place, hf.dtype, checkpoints)
         work = types.workload(
             batch_size=batch,
             prompt_tokens=prompt,
@@ -75,7 +76,7 @@ def predict(
             kv_dtype=kv_dtype,
             tensor_parallel=tensor_parallel,
         )
-        fitted = checkpoint.load(place, runtime, chosen, engine=engine)
+        fitted = checkpoint.load(place, runtime, chosen, checkpoints, engine)
         answer = summary.summarise(fitted, hf, work, level, check_memory=not ignore_memory)
         costs = footprint.footprint(answer, carbon_intensity, price, gpu_price)
         return answer | {"footprint": costs}

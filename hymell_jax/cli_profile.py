@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import os
+import shlex
+from pathlib import Path
 from typing import Any
 
 import click
 
+from hymell_jax.cli_data import show_next
 from hymell_jax.cli_options import json_option
 from hymell_jax.cli_output import print_json, progress, seconds, table
 from hymell_jax.profiler.plans import PLANS
@@ -18,7 +21,9 @@ from hymell_jax.profiler.plans import PLANS
 @click.option("--plan", type=click.Choice(PLANS), default="quick", show_default=True)
 @click.option("--levels", default="1,2,3", show_default=True,
               help="1 operators, 2 blocks, 3 whole models.")  # fmt: skip
-@click.option("--hours", type=float, help="Time to spend, instead of the plan's own.")
+@click.option(
+    "--hours", type=float, help="Time to measure, instead of the plan's own; a fit comes on top."
+)
 @click.option("--out", required=True, metavar="DIR", help="Folder of the profile; resumed if any.")
 @click.option("--name", help="Name of the device in the tables; by default from the hardware.")
 @click.option("--fit", "fit_too", is_flag=True, help="Fit a checkpoint, print its errors.")
@@ -33,6 +38,18 @@ def profile(device, plan, levels, hours, out, name, fit_too, dry_run, as_json) -
     if dry_run:
         _list_plan(plan, device, chosen, as_json)
         return
+    try:
+        _profile(device, plan, chosen, hours, out, name, fit_too, as_json)
+    except KeyboardInterrupt:
+        click.echo(
+            f"Interrupted. What was measured and fitted is kept in {out}; the same command goes on "
+            "from there.",
+            err=True,
+        )
+        raise click.exceptions.Exit(130) from None
+
+
+def _profile(device, plan, chosen, hours, out, name, fit_too, as_json) -> None:
     from hymell_jax.profiler import run
 
     with progress() as report:
@@ -40,18 +57,27 @@ def profile(device, plan, levels, hours, out, name, fit_too, dry_run, as_json) -
             out, device=device, plan=plan, levels=chosen, hours=hours, name=name, report=report,
             note=lambda text: click.echo(text, err=True),
         )  # fmt: skip
-    errors: Any = None
+    if not as_json:
+        _show(content)
+        if not fit_too:
+            where, to = map(shlex.quote, (out, os.path.join(out, "checkpoints")))
+            click.echo(
+                f"next: hymell fit --device {content['device']} --data {where} --level "
+                f"{max(chosen)} --out {to}"
+            )
     if fit_too:
         from hymell_jax import profile_fit
 
+        folder = os.path.join(out, "checkpoints")
         with progress() as report:
-            errors = profile_fit.fit_profile(out, os.path.join(out, "checkpoints"), report, chosen)
+            errors = profile_fit.fit_profile(out, folder, report, chosen)
+        content = content | {"errors": errors, "checkpoints": folder}
+        if not as_json:
+            _show_errors(errors)
+            _show_missing(errors, chosen, out)
+            show_next(content["device"], out, folder)
     if as_json:
-        print_json(content | ({"errors": errors} if fit_too else {}))
-        return
-    _show(content)
-    if fit_too:
-        _show_errors(errors)
+        print_json(content)
 
 
 COMMANDS = (profile,)
@@ -81,15 +107,48 @@ def _show(c: dict[str, Any]) -> None:
     outcome = c["outcome"]
     title = f"{c['device']} ({c['runtime']}, {c['dtype']}, {c['threads']} threads)"
     table(title, ["table", "rows"], [[name, str(count)] for name, count in c["rows"].items()])
+    click.echo(
+        f"\nthis run {outcome['measured']} measured, {outcome['failed']} failed; "
+        f"{outcome['left']} left for the next run of the same command"
+    )
+    _show_disturbed(c)
+    click.echo(f"energy: {c['energy_source']}")
+
+
+def _show_disturbed(c: dict[str, Any]) -> None:
+    """How many rows something spoiled, what was seen, and what helps."""
+    from hymell_jax.profiler.steadiness import KINDS
+
     drift = c["anchors"].get("compute_s")
     steady = ""
     if drift:
         steady = f"; anchor {seconds(drift['median_s'])}, range {100 * drift['spread']:.0f} %"
-    click.echo(
-        f"\nthis run {outcome['measured']} measured, {outcome['failed']} failed; "
-        f"{outcome['left']} left for the next run; {c['disturbed']} rows disturbed{steady}"
-    )
-    click.echo(f"energy: {c['energy_source']}")
+    click.echo(f"{c['disturbed']} of {sum(c['rows'].values())} rows disturbed{steady}")
+    if not c["disturbed"]:
+        return
+    for kind, count in c["disturbed_by"].items():
+        click.echo(f"  {count}: {KINDS[kind]}")
+    again = c["outcome"]["disturbed"]
+    if again:
+        click.echo(
+            f"  Stop other work and run the same command again: with the time that is left it "
+            f"measures {again} of them once more and keeps the better rows."
+        )
+    else:
+        click.echo("  They were measured twice; on a calm machine begin again in another --out.")
+
+
+def _show_missing(errors: list[dict[str, Any]], levels: tuple[int, ...], out: str) -> None:
+    """Why whole models have no errors, where they were asked for."""
+    from hymell_jax.profile_level3 import LEAST_MODELS
+
+    if 3 in levels and not any(row["level"] == 3 for row in errors):
+        count = len(list(Path(out, "models").glob("*.json")))
+        click.echo(
+            f"\nNo level 3: {count} whole models were measured, and each is left out of the fit of "
+            f"the others, which takes at least {LEAST_MODELS}. Run the same command again to "
+            "measure more."
+        )
 
 
 def _show_errors(rows: list[dict[str, Any]]) -> None:

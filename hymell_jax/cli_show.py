@@ -29,19 +29,27 @@ def _watt_hours(joules_: float) -> str:
     return f"{value:.4g} Wh" if value >= 0.1 else f"{value * 1e3:.4g} mWh"
 
 
+def _both_units(joules_: float) -> str:
+    """Joules, and watt-hours where these are not what `joules` shows."""
+    shown = joules(joules_)
+    return f"{shown}, {_watt_hours(joules_)}" if joules_ < 3600 else shown
+
+
 def _rows(c: Mapping[str, Any]) -> list[tuple[str, str, str]]:
     """(what, value, 90 % interval) of everything that a reader asks first."""
     prefill, decode, total = c["prefill"], c["decode"], c["total"]
     tokens = c["workload"]["batch_size"] * c["workload"]["output_tokens"]
-    per_token = decode["energy_per_token_j"]
 
     def within(phase: str, name: str, show: Any, factor: float = 1.0) -> str:
-        if not c["interval"]:
+        if not c["interval"] or c["interval"][phase][name] is None:
             return ""
         return " to ".join(show(factor * bound) for bound in c["interval"][phase][name])
 
     def thousand(value: float) -> str:
         return f"{value:.4g} J"
+
+    def watts(phase: Mapping[str, Any]) -> str:
+        return cell(phase["power_w"], "{:.0f} W".format)
 
     rows = [
         ("time to first token (prefill)", seconds(prefill["time_s"]),
@@ -50,16 +58,15 @@ def _rows(c: Mapping[str, Any]) -> list[tuple[str, str, str]]:
          within("decode", "time_per_token_s", seconds)),
         ("whole batch", seconds(total["time_s"]), ""),
         ("output tokens/s, prefill included", f"{total['output_tokens_per_s']:.4g}", ""),
-        ("energy of the prefill", joules(prefill["energy_j"]),
+        ("energy of the prefill", cell(prefill["energy_j"], joules),
          within("prefill", "energy_j", joules)),
-        ("energy per 1k tokens (decode)", thousand(1e3 * per_token),
+        ("energy per 1k tokens (decode)",
+         cell(decode["energy_per_token_j"], lambda v: thousand(1e3 * v)),
          within("decode", "energy_per_token_j", thousand, 1e3)),
         ("energy per 1k output tokens, prefill included",
-         thousand(1e3 * total["energy_j"] / tokens), ""),
-        ("energy of the whole batch",
-         f"{joules(total['energy_j'])}, {_watt_hours(total['energy_j'])}"
-         if total["energy_j"] < 3600 else joules(total["energy_j"]), ""),
-        ("power: prefill, decode", f"{prefill['power_w']:.0f} W, {decode['power_w']:.0f} W", ""),
+         cell(total["energy_j"], lambda v: thousand(1e3 * v / tokens)), ""),
+        ("energy of the whole batch", cell(total["energy_j"], _both_units), ""),
+        ("power: prefill, decode", f"{watts(prefill)}, {watts(decode)}", ""),
     ]  # fmt: skip
     return rows + [(what, value, "") for what, value in _footprint_rows(c.get("footprint"))]
 
@@ -81,49 +88,63 @@ def _footprint_rows(costs: Mapping[str, Any] | None) -> list[tuple[str, str]]:
     return rows
 
 
+def _unmeasured(c: Mapping[str, Any]) -> bool:
+    """Whether every coefficient is another device's."""
+    return c["provenance"].get("time") == "transferred"
+
+
 def _range_text(c: Mapping[str, Any]) -> str:
     """In plain words how far the question leaves what was measured."""
-    distance = c["domain_distance"]
-    if c["in_domain"]:
-        return f"inside what was measured (distance {distance:.2f}, up to {_INSIDE:.2f} is inside)"
-    return (
-        f"OUTSIDE what was measured (distance {distance:.2f}, a factor of "
-        f"{math.exp(min(distance, 80.0)):.3g}; up to {_INSIDE:.2f} is inside)"
-    )
+    distance, inside = c["domain_distance"], c["in_domain"]
+    of = "the measured range" if _unmeasured(c) else "what was measured"
+    factor = "" if inside else f", a factor of {math.exp(min(distance, 80.0)):.3g}"
+    words = f"{'inside' if inside else 'OUTSIDE'} {of}"
+    limits = f"(distance {distance:.2f}{factor}; up to {_INSIDE:.2f} is inside)"
+    if _unmeasured(c):
+        return f"shapes {words}; device not measured {limits}"
+    return f"{words} {limits}"
+
+
+def _title(c: Mapping[str, Any]) -> str:
+    """Model, device, and whose measurements answer at which level."""
+    served = c["provenance"].get("engine") if c["level"] == 3 else None
+    runtime = c["runtime"]
+    if served and served != runtime:
+        runtime = f"kernels of {runtime}, served by {served}"
+    return f"{c['model']} on {c['device']} ({runtime}, {c['dtype']}), level {c['level']}"
 
 
 def _parts_rows(parts: Mapping[str, Mapping[str, Any]]) -> list[list[str]]:
     found = [
-        [name, seconds(p["time_s"]), joules(p["energy_j"]), f"{100 * p['share']:.1f} %",
+        [name, seconds(p["time_s"]), cell(p["energy_j"], joules), f"{100 * p['share']:.1f} %",
          HELD_BY_NAMES[p["bound"]]]
         for name, p in list(parts.items())[:BIGGEST]
     ]  # fmt: skip
     rest = list(parts.values())[BIGGEST:]
     if rest:
-        sums = [sum(p[key] for p in rest) for key in ("time_s", "energy_j", "share")]
-        found.append(
-            [f"{len(rest)} others", seconds(sums[0]), joules(sums[1]), f"{100 * sums[2]:.1f} %", ""]
-        )
+        time_s, share = (sum(p[key] for p in rest) for key in ("time_s", "share"))
+        energies = [p["energy_j"] for p in rest]
+        energy = "-" if None in energies else joules(sum(energies))
+        found.append([f"{len(rest)} others", seconds(time_s), energy, f"{100 * share:.1f} %", ""])
     return found
 
 
 def show_prediction(c: Mapping[str, Any]) -> None:
     """One model on one device."""
-    title = f"{c['model']} on {c['device']} ({c['runtime']}, {c['dtype']}), level {c['level']}"
     rows: list[tuple[str, ...]] = [*_rows(c)]
     headings = ["", "value"]
     if c["interval"]:
         headings.append(f"{100 * c['interval']['coverage']:.0f} % interval")
     else:
         rows = [row[:2] for row in rows]
-    table(f"{title}\n{_work_text(c)}\n", headings, [list(row) for row in rows])
+    table(f"{_title(c)}\n{_work_text(c)}\n", headings, [list(row) for row in rows])
     memory = c["memory"]
     needed = memory["weights_bytes"] + memory["kv_cache_bytes"] + memory["activations_bytes"]
     each = " on each GPU" if c["workload"]["tensor_parallel"] > 1 else ""
     click.echo(
         f"\nMemory{each}: {size(needed)} of {size(memory['capacity_bytes'])}: weights "
         f"{size(memory['weights_bytes'])}, KV cache {size(memory['kv_cache_bytes'])} "
-        f"({memory['kv_cache_bytes_per_token']:.0f} bytes a token), activations "
+        f"({memory['kv_cache_bytes_per_token']:.0f} bytes a token{each}), activations "
         f"{size(memory['activations_bytes'])}"
     )
     click.echo(f"Range: {_range_text(c)}\n")
@@ -171,7 +192,7 @@ def _columns(answers: list[Mapping[str, Any]]) -> list[list[str]]:
     """Rows of the comparison, one cell an answer."""
 
     def factor(a: Mapping[str, Any], phase: str, name: str) -> str:
-        if not a["interval"]:
+        if not a["interval"] or a["interval"][phase][name] is None:
             return ""
         low, high = a["interval"][phase][name]
         return f" ±{math.sqrt(high / low):.2f}x"
@@ -194,13 +215,16 @@ def _columns(answers: list[Mapping[str, Any]]) -> list[list[str]]:
             seconds(a["decode"]["time_per_token_s"]) + factor(a, "decode", "time_per_token_s")
         ),
         "output tokens/s": lambda a: f"{a['total']['output_tokens_per_s']:.4g}",
-        "energy per 1k output tokens": lambda a: (
-            f"{1e3 * a['total']['energy_j'] / tokens(a):.4g} J"
+        "energy per 1k output tokens": lambda a: cell(
+            a["total"]["energy_j"], lambda v: f"{1e3 * v / tokens(a):.4g} J"
         ),
-        "energy of the whole batch": lambda a: _watt_hours(a["total"]["energy_j"]),
-        "power in decode": lambda a: f"{a['decode']['power_w']:.0f} W",
+        "energy of the whole batch": lambda a: cell(a["total"]["energy_j"], _watt_hours),
+        "power in decode": lambda a: cell(a["decode"]["power_w"], "{:.0f} W".format),
         "memory": memory,
-        "measured range": lambda a: "inside" if a["in_domain"] else "OUTSIDE",
+        "measured range": lambda a: (
+            ("shapes " if _unmeasured(a) else "") + ("inside" if a["in_domain"] else "OUTSIDE")
+        ),
+        "device": lambda a: "not measured" if _unmeasured(a) else "measured",
         "biggest part of decode": lambda a: next(iter(a["parts"]["decode"])),
     }
     rows = [[what, *(show(a) for a in answers)] for what, show in shows.items()]

@@ -13,7 +13,7 @@ from hymell_jax.baselines import METHODS, QUANTITIES, wattgpu
 from hymell_jax.devices import DeviceSpec
 from hymell_jax.hf import HFModel
 from hymell_jax.model import CostModel, predict
-from hymell_jax.summary import EXCLUDED, EXCLUDED_SERVED, check_fits
+from hymell_jax.summary import EXCLUDED, EXCLUDED_SERVED, check_fits, knows_power, without_energy
 from hymell_jax.types import Workload
 
 SHOWN = (
@@ -96,7 +96,8 @@ def compare(
 
     Ours comes once for each level, the highest first. The other methods answer in their first form
     with their default coefficients, which are published or labelled choices; one that predicts
-    nothing before a fit, or does not cover the question, gives None throughout and says why.
+    nothing before a fit, or does not cover the question, gives None throughout and says why. On a
+    device whose power limit is a placeholder every energy is None.
 
     Args:
         hf: the model.
@@ -111,4 +112,6 @@ def compare(
     spec = devices.get_device(device)
     found = [_ours(hf, model, level, work) for level in range(model.level, 0, -1)]
     found += [_theirs(name, hf, spec, work, fits or {}) for name in METHODS]
+    if not knows_power(model):
+        found = [without_energy(one) for one in found]
     return {"model": hf.name, "device": spec.name, "dtype": "bf16", "methods": found}

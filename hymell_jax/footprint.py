@@ -27,7 +27,8 @@ def footprint(
 
     Returns:
         The given numbers; `co2_g` and `co2_g_per_1k_tokens`, None without an intensity; `cost` and
-        `cost_per_million_tokens`, None without a price. Tokens are output tokens.
+        `cost_per_million_tokens`, None without a price. Tokens are output tokens. What
+        needs an energy is None where the answer has none.
 
     Raises:
         ValueError: a negative number.
@@ -45,13 +46,15 @@ def footprint(
         return None
     work, total = answer["workload"], answer["total"]
     tokens = work["batch_size"] * work["output_tokens"]
-    kwh = total["energy_j"] / JOULES_PER_KWH
+    known = total["energy_j"] is not None
+    kwh = total["energy_j"] / JOULES_PER_KWH if known else 0.0
     gpus = max(work["tensor_parallel"], work["expert_parallel"])
     hours = total["time_s"] / 3600.0 * gpus
     co2_g = cost = None
-    if given["carbon_intensity_g_per_kwh"] is not None:
+    if known and given["carbon_intensity_g_per_kwh"] is not None:
         co2_g = kwh * given["carbon_intensity_g_per_kwh"]
-    if (given["price_per_kwh"], given["price_per_gpu_hour"]) != (None, None):
+    priced = (given["price_per_kwh"], given["price_per_gpu_hour"]) != (None, None)
+    if priced and (known or given["price_per_kwh"] is None):
         cost = kwh * (given["price_per_kwh"] or 0.0) + hours * (given["price_per_gpu_hour"] or 0.0)
     return given | {
         "co2_g": co2_g,

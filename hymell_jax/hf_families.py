@@ -323,6 +323,7 @@ _LLAMA_KEYS = (
     "num_hidden_layers",
     "vocab_size",
 )
+_LLAMA_MARKS = ("num_key_value_heads", "rms_norm_eps")  # one of them tells it from a GPT
 
 
 def find_family(cfg: Config) -> tuple[str, Family]:
@@ -340,22 +341,28 @@ def find_family(cfg: Config) -> tuple[str, Family]:
         if cfg.field("n_layers") and cfg.field("d_model"):
             cfg.with_sizes(FAMILIES[kind].library_sizes, kind)
         return kind, FAMILIES[kind]
-    looks_like_llama = all(cfg.get(key) is not None for key in _LLAMA_KEYS) and (
-        cfg.get("rms_norm_eps") is not None or cfg.get("num_key_value_heads") is not None
-    )
-    if looks_like_llama and cfg.get("type_vocab_size") is None:
+    missing = [key for key in _LLAMA_KEYS if cfg.get(key) is None]
+    if all(cfg.get(key) is None for key in _LLAMA_MARKS):
+        missing.append(" or ".join(_LLAMA_MARKS))
+    if not missing and cfg.get("type_vocab_size") is None:
         seen = f"model_type {shown(model_type)}" if model_type else "a file without model_type"
         cfg.notes.append(
             f"There are no rules for {seen}; it is read as llama-like: gated feed-forward, "
             "RMSNorm, biases only where a key says so."
         )
+        if cfg.get("num_key_value_heads") is None:
+            cfg.notes.append(
+                "There is no num_key_value_heads; attention is read as multi-head, a KV head for "
+                "each head."
+            )
         return "llama-like", _LLAMA_LIKE
     near = near_names(model_type[:80], FAMILIES)[:5] if model_type else []
     hint = f" Near names: {', '.join(near)}." if near else ""
     known = f"the unknown model_type {shown(model_type)}" if model_type else "no model_type"
+    lacks = f" (it lacks {', '.join(missing)})" if missing else ""
     raise ValueError(
-        f"{cfg.where} has {known} and no llama-like sizes; give a decoder-only model's config.json."
-        f"{hint} Keys seen: {cfg.keys_seen()}."
+        f"{cfg.where} has {known} and no llama-like sizes{lacks}; give a decoder-only model's "
+        f"config.json.{hint} Keys seen: {cfg.keys_seen()}."
     )
 
 

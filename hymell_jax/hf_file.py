@@ -63,6 +63,10 @@ def published_name(config: Mapping[str, Any]) -> str:
 _INHERITED = ("model_type", "quantization_config", "torch_dtype", "dtype", "tie_word_embeddings")
 
 
+_TOWER = re.compile(r"(vision|audio|speech|image)(_tower|_encoder)?_config|visual")
+"""Keys of the encoders of a multimodal model."""
+
+
 def text_part(config: Mapping[str, Any], where: str) -> tuple[dict[str, Any], tuple[str, ...]]:
     """The innermost text configuration, with what it inherits from the outer ones, and notes."""
     current = dict(config)
@@ -83,7 +87,12 @@ def text_part(config: Mapping[str, Any], where: str) -> tuple[dict[str, Any], tu
         current = inherited | {k: v for k, v in own.items() if not (k in inherited and v is None)}
         path.append(key)
     if not path:
-        return current, ()
+        towers = [key for key in current if _TOWER.fullmatch(key) and current[key]]
+        return current, tuple(
+            f"The key {printable(key)} is not modelled: the text model alone is read, not the "
+            "encoders around it."
+            for key in towers[:MOST_NOTES]
+        )
     note = f"Only the text model in {'.'.join(path)} is modelled, not the encoders around it."
     return current, (note,)
 

@@ -193,6 +193,14 @@ def _serve(engine: Engine, model, arch, work, phases) -> tuple[tuple[Phase, ...]
     return found, served
 
 
+def kv_shards(arch: Architecture, work: Workload) -> jax.Array:
+    """GPUs that a KV cache is split over: a KV head is never split, and a latent cache has only
+    one, so that beyond that GPUs hold copies."""
+    return jnp.where(
+        arch.latent_attention > 0, 1.0, jnp.minimum(work.tensor_parallel, arch.n_kv_heads)
+    )
+
+
 def memory_use(arch: Architecture, work: Workload, device: Device) -> Memory:
     """Bytes on one GPU of the tensor-parallel group.
 
@@ -212,12 +220,8 @@ def memory_use(arch: Architecture, work: Workload, device: Device) -> Memory:
     weights = weights + experts * expert / shards
     tokens = jnp.maximum(work.prompt_tokens + work.output_tokens, work.context_end_tokens)
     cache = parameters.kv_cache_bytes(arch, tokens, work.kv_bytes)
-    # a KV head is never split, and a latent cache has only one: beyond that GPUs hold copies
-    kv_shards = jnp.where(
-        arch.latent_attention > 0, 1.0, jnp.minimum(work.tensor_parallel, arch.n_kv_heads)
-    )
     state = cache.recurrent_state / work.tensor_parallel
-    kv = work.batch_size * (cache.reserved / kv_shards + state)
+    kv = work.batch_size * (cache.reserved / kv_shards(arch, work) + state)
     rows = work.batch_size * work.prompt_tokens
     feed_forward = jnp.maximum(
         arch.n_ff_matrices * arch.d_ff,

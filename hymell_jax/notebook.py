@@ -158,6 +158,8 @@ class Answer(dict):
 
 
 def _shown(value: Any) -> str:
+    if value is None:
+        return "-"
     plain = isinstance(value, float | int | np.number) and not isinstance(value, bool | np.bool_)
     return figure_text(float(value), 4) if plain else str(value)
 

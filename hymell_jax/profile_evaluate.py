@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import dataclasses
 import os
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -18,6 +19,7 @@ import pandas as pd
 from hymell_jax import (
     blocks,
     checkpoint,
+    devices,
     mlp,
     profile_level1,
     profile_level2,
@@ -72,12 +74,41 @@ def open_profile(folder: str | os.PathLike[str], device: str | None = None) -> P
     """The profile in a folder.
 
     Raises:
-        ValueError: no profile, or that of another device than was asked for.
+        ValueError: no profile, or that of another device than was asked for by its name or by
+            the path of its file.
     """
     profile = profile_rows.read_profile(folder)
-    if device not in (None, "all", profile.name):
-        raise ValueError(f"The profile in {str(folder)!r} is of {profile.name}, not of {device!r}.")
-    return profile
+    if device in (None, "all", profile.name):
+        return profile
+    if str(device).endswith(".json"):
+        named = devices.get_device(device).name
+        if named == profile.name:
+            return profile
+        device = f"{named} ({device})"
+    raise ValueError(f"The profile in {str(folder)!r} is of {profile.name}, not of {device}.")
+
+
+def checkpoints_of(
+    folder: str | os.PathLike[str],
+    profile: Profile,
+    checkpoints: str | os.PathLike[str] | None,
+) -> Path:
+    """The folder of checkpoints: the one given, else `checkpoints` in the profile, else shipped.
+
+    Raises:
+        ValueError: it holds none of the profile's device, library and format.
+    """
+    file = checkpoint.file_name(profile.name, profile.runtime, profile.dtype)
+    beside = Path(folder) / "checkpoints"
+    places = [Path(checkpoints)] if checkpoints else [beside, checkpoint.shipped_folder()]
+    found = next((place for place in places if (place / file).is_file()), None)
+    if found is None:
+        looked = repr(str(places[0] / file))
+        raise ValueError(
+            f"There is no checkpoint {looked}: give the folder that `hymell fit` or "
+            "`hymell profile --fit` wrote by --checkpoints."
+        )
+    return found
 
 
 def compare_profile(
@@ -90,9 +121,10 @@ def compare_profile(
 
     Args:
         folder: of the profile.
-        checkpoints: folder that `profile_fit.fit_profile` wrote into; by default the package's.
+        checkpoints: folder that `profile_fit.fit_profile` wrote into; by default `checkpoints` in
+            the profile's, else the package's.
         split: "test" or "train"; whole models are all there, each left out.
-        device: refuse the profile of another one; None takes any.
+        device: name or file; refuse the profile of another one; None takes any.
 
     Raises:
         ValueError: no profile, or no checkpoint of it.
@@ -100,7 +132,7 @@ def compare_profile(
     if split not in ("train", "test"):
         raise ValueError(f"The rows of a profile are train or test; got {split!r}.")
     profile = open_profile(folder, device)
-    checkpoints = checkpoints or checkpoint.shipped_folder()
+    checkpoints = checkpoints_of(folder, profile, checkpoints)
     content = checkpoint.read(profile.name, profile.runtime, profile.dtype, folder=checkpoints)
     spec = checkpoint.device_spec(profile.name, checkpoints)
     operators = _operators(profile, spec, content, checkpoints)

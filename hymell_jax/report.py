@@ -139,6 +139,11 @@ def _pair(
     chosen = dtype or hf.dtype
     source: Any = spec.name if spec.name in devices.device_names() else spec
     fitted = checkpoint.load(source, dtype=chosen)
+    if not summary.knows_power(fitted):
+        raise ValueError(
+            f"A report draws energies, and the power limit of {spec.name} is a placeholder in its "
+            "device file: give power_limit_w and idle_power_w there, or use `hymell predict`."
+        )
     grid = _grid(hf.architecture, asked, chosen)
     work = _rows(grid.works, 0)
     summary.check_parallel(hf, work)

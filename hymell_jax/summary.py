@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
 
 from hymell_jax import parameters
 from hymell_jax.analytical import BOUNDS
+from hymell_jax.coverage import uncovered
 from hymell_jax.gemm import REGIMES
 from hymell_jax.hf import HFModel
-from hymell_jax.model import CostModel, Phase, Prediction, predict, predict_best
+from hymell_jax.model import CostModel, Phase, Prediction, covering_level, kv_shards, predict
 from hymell_jax.notebook import Answer
 from hymell_jax.operators import PARTS
 from hymell_jax.types import Workload
@@ -70,6 +72,24 @@ _OUTSIDE = (
 )
 
 
+def knows_power(model: CostModel) -> bool:
+    """Whether joules and watts mean something: not where the power limit is a placeholder."""
+    return not model.card.provenance.get("placeholder_power", False)
+
+
+_WITH_ENERGY = ("prefill", "decode", "total", "steady", "interval", "parts")
+
+
+def without_energy(content: Any) -> Any:
+    """The same plain content with None for every number or interval of joules, Wh and watts."""
+    if not isinstance(content, Mapping):
+        return content
+    return {
+        key: None if key.endswith(("_j", "_w", "_wh")) else without_energy(value)
+        for key, value in content.items()
+    }
+
+
 def warnings_of(model: CostModel, hf: HFModel, prediction: Prediction, level: int = 1) -> list[str]:
     """Plain sentences on what a reader should know before believing the numbers."""
     found = list(hf.notes)
@@ -80,12 +100,17 @@ def warnings_of(model: CostModel, hf: HFModel, prediction: Prediction, level: in
             f"No {model.card.dtype} measurements of {model.card.device}: coefficients carried "
             f"over from {source} by data-sheet ratios."
         )
-    elif not provenance.get("metered", True):
+    elif not provenance.get("metered", True) and knows_power(model):
         found.append(provenance["energy_note"])
     elif provenance.get("energy") == "transferred" and level < 3:
         found.append(
             f"Power of {model.card.device} was not measured: energy carried over from "
             f"{provenance.get('energy_from')} by data-sheet ratios."
+        )
+    if not knows_power(model):
+        found.append(
+            f"Energies and powers of {model.card.device} are left out: its power limit is not "
+            "known, a placeholder stands in its device file."
         )
     if level == 3 and provenance.get("engine_terms") == "transferred":
         found.append(
@@ -103,16 +128,30 @@ def warnings_of(model: CostModel, hf: HFModel, prediction: Prediction, level: in
 
 
 def check_parallel(hf: HFModel, work: Workload) -> None:
-    """Refuse a tensor-parallel size that engines cannot run.
+    """Refuse a tensor-parallel size that engines cannot run: each GPU holds whole heads and equal
+    shares of every feed-forward width; a KV head may be copied to several GPUs.
 
     Raises:
-        ValueError: not a whole number that divides the query heads.
+        ValueError: a size that is not whole, or that does not divide the model; names what.
     """
-    size, heads = _number(work.tensor_parallel), _number(hf.architecture.n_heads)
-    if size % 1 or heads % size:
+    arch, size = hf.architecture, _number(work.tensor_parallel)
+    experts = max(size / _number(work.expert_parallel), 1.0)  # GPUs that slice one expert
+    heads, kv = _number(arch.n_heads), _number(arch.n_kv_heads)
+    routed = _number(arch.n_experts) > 0
+    widths = [] if _number(arch.moe_fraction) == 1 else [("d_ff", _number(arch.d_ff), size)]
+    if routed:
+        widths += [
+            ("d_expert", _number(arch.d_expert), experts),
+            ("d_shared_expert", _number(arch.d_shared_expert), size),
+        ]
+    wrong = [f"{heads:g} heads"] if size % 1 or heads % size else []
+    if not wrong and kv % size and size % kv:
+        wrong.append(f"{kv:g} KV heads (or be a multiple of them)")
+    wrong += [f"{name} {width:g}" for name, width, parts in widths if width % parts]
+    if wrong:
         raise ValueError(
-            f"tensor_parallel must be a whole number that divides the {heads:g} heads of "
-            f"{hf.name}; got {size:g}."
+            f"tensor_parallel must be a whole number that divides the {' and the '.join(wrong)} "
+            f"of {hf.name}; got {size:g}."
         )
 
 
@@ -162,21 +201,16 @@ def _intervals(prediction: Prediction) -> dict[str, Any] | None:
     }
 
 
-def answer(
-    model: CostModel, hf: HFModel, work: Workload, level: str | int = "best"
-) -> tuple[int, Prediction]:
-    """The level that answers and its prediction.
-
-    Args:
-        level: 1, 2, 3, or "best": the highest whose domain covers the request.
-
-    Raises:
-        ValueError: the model does not hold that level.
-    """
-    if level == "best":
-        return predict_best(model, hf.architecture, work)
-    level = int(level)
-    return level, predict(model.at_level(level), hf.architecture, work)
+def _best(model: CostModel, hf: HFModel, work: Workload) -> tuple[int, Prediction, list[str]]:
+    """The highest level whose domain covers the request, its prediction, and what that lacks."""
+    highest = predict(model, hf.architecture, work)
+    level = covering_level(np.asarray(highest.domain_distances)[: model.level])
+    if level == model.level:
+        return level, highest, []
+    notes = []
+    if model.level == 3:
+        notes = [uncovered(model, hf.architecture, work, highest, level)]
+    return level, predict(model.at_level(level), hf.architecture, work), notes
 
 
 def summarise(
@@ -187,6 +221,8 @@ def summarise(
     check_memory: bool = True,
 ) -> dict[str, Any]:
     """Predict one workload and lay everything out; all numbers finite Python floats, SI units.
+
+    Energies and powers are None on a device whose power limit is a placeholder.
 
     Args:
         model: of the device.
@@ -199,10 +235,16 @@ def summarise(
         ValueError: it does not fit, the model lacks the level, or the numbers leave float32.
     """
     check_parallel(hf, work)
-    level, prediction = answer(model, hf, work, level)
+    if level == "best":
+        level, prediction, notes = _best(model, hf, work)
+    else:
+        level, notes = int(level), []
+        prediction = predict(model.at_level(level), hf.architecture, work)
     if check_memory:
         check_fits(prediction, model, hf.name)
-    return describe(model, hf, work, level, prediction)
+    content = describe(model, hf, work, level, prediction)
+    content["warnings"] = notes + content["warnings"]
+    return content
 
 
 def describe(
@@ -256,7 +298,9 @@ def describe(
             "weights_bytes": _number(prediction.memory.weights_bytes),
             "kv_cache_bytes": _number(prediction.memory.kv_cache_bytes),
             "kv_cache_bytes_per_token": _number(
-                (cache.full_layers + cache.windowed_layers) * work.kv_bytes
+                (cache.full_layers + cache.windowed_layers)
+                * work.kv_bytes
+                / kv_shards(hf.architecture, work)
             ),
             "activations_bytes": _number(prediction.memory.activations_bytes),
             "capacity_bytes": _number(prediction.memory.capacity_bytes),
@@ -277,4 +321,6 @@ def describe(
         "warnings": warnings_of(model, hf, prediction, level),
         "provenance": provenance,
     }
+    if not knows_power(model):
+        content |= {name: without_energy(content[name]) for name in _WITH_ENERGY}
     return Answer("prediction", content)

@@ -17,7 +17,7 @@ ORDER = [  # a module may import those before it, never those after it
     "collectives", "power", "moe", "linear", "latent", "ffn", "blocks",
     "analytical", "serving", "system_fit", "model",
     "hf_file", "hf_quantization", "hf_families", "hf", "models", "devices", "engines",
-    "arrays", "block_store", "system_store", "summary", "footprint", "data", "fit", "checkpoint",
+    "arrays", "block_store", "system_store", "coverage", "summary", "footprint", "data", "fit", "checkpoint",
     "evaluate", "block_recipes", "block_power", "block_evaluate", "recipes", "comparison",
     "ranking",
     "systems", "system_rows", "system_recipes", "system_tables", "system_job", "system_evaluate",

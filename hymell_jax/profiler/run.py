@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from hymell_jax import files
-from hymell_jax.profiler import blocks, machine, meters, operators, plans, store
+from hymell_jax.profiler import blocks, machine, meters, operators, plans, steadiness, store
 from hymell_jax.profiler.bench import Bench
 from hymell_jax.profiler.cases import Case
 from hymell_jax.profiler.devicefile import device_description, device_name
@@ -130,6 +130,7 @@ def finish(folder: Path, records: Sequence[store.Record], profiler: Profiler) ->
         ],
         "rows": counts,
         "disturbed": sum(row["disturbed"] for row in best),
+        "disturbed_by": steadiness.counts(best),
         "anchors": {
             name: {"median_s": statistics.median(values), "spread": _spread(values),
                    "count": len(values)}

@@ -14,6 +14,21 @@ MOST_CLOCK_GAP_S = 0.25  # between two clocks over one case
 ANCHORS = ("compute_s", "memory_s")
 
 
+KINDS = {  # how a reason begins: in plain words
+    "other load": f"other work took more than {100 * MOST_OTHER_LOAD:.0f} % of the processors",
+    "anchor": f"the anchor, a fixed piece of work, was off by more than {100 * MOST_DRIFT:.0f} %",
+    "spread": f"samples spread more than {100 * MOST_SPREAD:.0f} %",
+    "clock": "two clocks disagreed",
+}
+
+
+def counts(rows: Iterable[dict[str, Any]]) -> dict[str, int]:
+    """Rows by what disturbed them, keys of `KINDS`; a row may be disturbed by several."""
+    texts = [row["disturbed_by"].split(", ") for row in rows]
+    found = {kind: sum(any(t.startswith(kind) for t in text) for text in texts) for kind in KINDS}
+    return {kind: count for kind, count in found.items() if count}
+
+
 class Judge:
     """Reads the anchors of a journal once, then says what disturbed a row."""
 
