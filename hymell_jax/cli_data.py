@@ -6,6 +6,7 @@ JAX and pandas are imported inside.
 from __future__ import annotations
 
 import shlex
+from pathlib import Path
 from typing import Any
 
 import click
@@ -142,13 +143,31 @@ def _fit_profile(device: str, folder: Any, out: str, level: str, as_json: bool) 
         print_json({"out": out, "errors": rows})
         return
     show_profile_errors(rows)
-    show_next(profile_evaluate.open_profile(folder).name, str(folder), out)
+    name = profile_evaluate.open_profile(folder).name
+    show_fitted(name, rows, levels, str(folder), out)
 
 
-def show_next(device: str, folder: str, out: str) -> None:
-    """Where the checkpoints of a fitted profile lie, and the commands that use them."""
+def show_fitted(
+    device: str, rows: list[dict[str, Any]], levels: tuple[int, ...], folder: str, out: str
+) -> None:
+    """Why whole models have no errors, where the checkpoints lie, and what to do with them.
+
+    Args:
+        device: its name.
+        rows: errors of the fit.
+        levels: that were asked for.
+        folder: of the profile.
+        out: of the checkpoints.
+    """
     from hymell_jax import checkpoint
+    from hymell_jax.profile_level3 import LEAST_MODELS
 
+    if 3 in levels and not any(row["level"] == 3 for row in rows):
+        count = len(list(Path(folder, "models").glob("*.json")))
+        click.echo(
+            f"\nNo level 3: whole models measured: {count}. Each is left out of the fit of the "
+            f"others, which takes at least {LEAST_MODELS}; `hymell profile` again measures more."
+        )
     where = shlex.quote(out)
     click.echo(f"\ncheckpoints of {device}: {checkpoint.device_folder(device, out)}")
     click.echo(f"  hymell predict MODEL --device {device} --checkpoints {where}")

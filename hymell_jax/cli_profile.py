@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import os
 import shlex
-from pathlib import Path
 from typing import Any
 
 import click
 
-from hymell_jax.cli_data import show_next
+from hymell_jax.cli_data import show_fitted
 from hymell_jax.cli_options import json_option
 from hymell_jax.cli_output import print_json, progress, seconds, table
 from hymell_jax.profiler.plans import PLANS
@@ -74,8 +73,7 @@ def _profile(device, plan, chosen, hours, out, name, fit_too, as_json) -> None:
         content = content | {"errors": errors, "checkpoints": folder}
         if not as_json:
             _show_errors(errors)
-            _show_missing(errors, chosen, out)
-            show_next(content["device"], out, folder)
+            show_fitted(content["device"], errors, chosen, out, folder)
     if as_json:
         print_json(content)
 
@@ -127,28 +125,18 @@ def _show_disturbed(c: dict[str, Any]) -> None:
     if not c["disturbed"]:
         return
     for kind, count in c["disturbed_by"].items():
-        click.echo(f"  {count}: {KINDS[kind]}")
+        seen = ""
+        if kind == "other load" and c["other_load"] is not None:
+            seen = f" (median of all rows {100 * c['other_load']:.0f} %)"
+        click.echo(f"  {count}: {KINDS[kind]}{seen}")
     again = c["outcome"]["disturbed"]
     if again:
         click.echo(
-            f"  Stop other work and run the same command again: with the time that is left it "
-            f"measures {again} of them once more and keeps the better rows."
+            "  Stop other work and run the same command again: after what is left it measures "
+            f"{again} of them once more and keeps the better rows."
         )
     else:
         click.echo("  They were measured twice; on a calm machine begin again in another --out.")
-
-
-def _show_missing(errors: list[dict[str, Any]], levels: tuple[int, ...], out: str) -> None:
-    """Why whole models have no errors, where they were asked for."""
-    from hymell_jax.profile_level3 import LEAST_MODELS
-
-    if 3 in levels and not any(row["level"] == 3 for row in errors):
-        count = len(list(Path(out, "models").glob("*.json")))
-        click.echo(
-            f"\nNo level 3: {count} whole models were measured, and each is left out of the fit of "
-            f"the others, which takes at least {LEAST_MODELS}. Run the same command again to "
-            "measure more."
-        )
 
 
 def _show_errors(rows: list[dict[str, Any]]) -> None:

@@ -147,10 +147,10 @@ def _pair(
     grid = _grid(hf.architecture, asked, chosen)
     work = _rows(grid.works, 0)
     summary.check_parallel(hf, work)
-    level, rows = _predictions(fitted, grid, level)
+    level, rows, notes = _predictions(fitted, grid, level)
     first = _rows(rows, 0)
     asked_model = fitted.at_level(level)
-    answer = summary.describe(fitted, hf, work, level, first)
+    answer = summary.describe(fitted, hf, work, level, first, notes)
     return {
         "model": hf.name,
         "device": spec.name,
@@ -209,17 +209,21 @@ def _grid(arch: Architecture, asked: Mapping[str, Any], dtype: str) -> _Grid:
     return _Grid(archs, works, fields, **places)
 
 
-def _predictions(model: CostModel, grid: _Grid, level: str | int) -> tuple[int, Prediction]:
-    """(level, its predictions of all rows as NumPy); "best" is chosen by the first row."""
+def _predictions(
+    model: CostModel, grid: _Grid, level: str | int
+) -> tuple[int, Prediction, list[str]]:
+    """(level, its predictions of all rows as NumPy, notes); "best" is chosen by the first row."""
     asked = model if level == "best" else model.at_level(int(level))
     rows = cost_model.predict_batch(asked, grid.archs, grid.works, once=True)
-    found = asked.level
+    found, notes = asked.level, []
     if level == "best":
         found = cost_model.covering_level(np.asarray(rows.domain_distances)[0, : model.level])
         if found < model.level:
+            arch, work, first = (_rows(tree, 0) for tree in (grid.archs, grid.works, rows))
+            notes = summary.missing_level(model, arch, work, first, found)
             asked = model.at_level(found)
             rows = cost_model.predict_batch(asked, grid.archs, grid.works, once=True)
-    return found, jax.tree.map(np.asarray, rows)
+    return found, jax.tree.map(np.asarray, rows), notes
 
 
 def _rows(tree: Any, part: int | slice) -> Any:

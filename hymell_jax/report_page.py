@@ -117,6 +117,10 @@ def _glance(content: Mapping[str, Any]) -> str:
     def timed(a: Mapping[str, Any], phase: str, name: str) -> str:
         return _within(time_text(a[phase][name]), _bounds(a, phase, name), time_text)
 
+    def unmeasured(a: Mapping[str, Any]) -> str:
+        transferred = a["provenance"].get("time") == "transferred"
+        return "<small>device not measured</small>" if transferred else ""
+
     rows = []
     for pair in content["pairs"]:
         a = pair["answer"]
@@ -135,7 +139,7 @@ def _glance(content: Mapping[str, Any]) -> str:
                 text(f"{a['total']['energy_j'] / a['total']['time_s']:.0f} W"),
                 f"{needed / 1e9:.1f} of {memory['capacity_bytes'] / 1e9:.0f} GB"
                 f"<small>{_yes(memory['fits'], 'fits', 'does not fit')}</small>",
-                _yes(a["in_domain"], "inside", "outside"),
+                _yes(a["in_domain"], "inside", "outside") + unmeasured(a),
             ]
         )  # fmt: skip
     heads = ["model, GPU", "first token", "next token", "tokens/s", "energy per 1k tokens",

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -16,7 +16,7 @@ from hymell_jax.hf import HFModel
 from hymell_jax.model import CostModel, Phase, Prediction, covering_level, kv_shards, predict
 from hymell_jax.notebook import Answer
 from hymell_jax.operators import PARTS
-from hymell_jax.types import Workload
+from hymell_jax.types import Architecture, Workload
 
 EXCLUDED = "scheduling, sampling, tokenising, host work between kernels and model loading"
 """What a sum of kernels leaves out."""
@@ -201,15 +201,23 @@ def _intervals(prediction: Prediction) -> dict[str, Any] | None:
     }
 
 
+def missing_level(
+    model: CostModel, arch: Architecture, work: Workload, highest: Prediction, level: int
+) -> list[str]:
+    """The note that a lower level answers than the model's own third; none where it has no third.
+
+    Arguments as in `coverage.uncovered`; `highest` is of the highest level of the model.
+    """
+    return [uncovered(model, arch, work, highest, level)] if model.level == 3 else []
+
+
 def _best(model: CostModel, hf: HFModel, work: Workload) -> tuple[int, Prediction, list[str]]:
     """The highest level whose domain covers the request, its prediction, and what that lacks."""
     highest = predict(model, hf.architecture, work)
     level = covering_level(np.asarray(highest.domain_distances)[: model.level])
     if level == model.level:
         return level, highest, []
-    notes = []
-    if model.level == 3:
-        notes = [uncovered(model, hf.architecture, work, highest, level)]
+    notes = missing_level(model, hf.architecture, work, highest, level)
     return level, predict(model.at_level(level), hf.architecture, work), notes
 
 
@@ -242,15 +250,20 @@ def summarise(
         prediction = predict(model.at_level(level), hf.architecture, work)
     if check_memory:
         check_fits(prediction, model, hf.name)
-    content = describe(model, hf, work, level, prediction)
-    content["warnings"] = notes + content["warnings"]
-    return content
+    return describe(model, hf, work, level, prediction, notes)
 
 
 def describe(
-    model: CostModel, hf: HFModel, work: Workload, level: int, prediction: Prediction
+    model: CostModel,
+    hf: HFModel,
+    work: Workload,
+    level: int,
+    prediction: Prediction,
+    notes: Sequence[str] = (),
 ) -> dict[str, Any]:
     """A prediction of one workload, leaves of shape (), as `summarise` lays it out.
+
+    The notes come before its own warnings.
 
     Raises:
         ValueError: the numbers leave float32.
@@ -318,7 +331,7 @@ def describe(
             _number(x) for x in np.asarray(prediction.domain_distances)[: model.level]
         ],
         "excluded": EXCLUDED_SERVED if level == 3 else EXCLUDED,
-        "warnings": warnings_of(model, hf, prediction, level),
+        "warnings": [*notes, *warnings_of(model, hf, prediction, level)],
         "provenance": provenance,
     }
     if not knows_power(model):

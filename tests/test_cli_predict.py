@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import os
 import re
@@ -237,3 +238,76 @@ def test_no_colour_outside_a_terminal_and_where_it_is_not_wanted():
     assert b"\x1b" not in bytes_of({}, terminal=False)
     assert colours.search(bytes_of({}, terminal=True))
     assert not colours.search(bytes_of({"NO_COLOR": "1"}, terminal=True))
+
+
+def test_a_lower_level_says_which_size_left_level_3_and_what_is_missing():
+    words = ("predict", "llama-3.2-3b", "--device", "h100-sxm-80gb", "--prompt")
+    inside, outside = (json.loads(run(*words, p, "--json").stdout) for p in ("40000", "60000"))
+    assert (inside["level"], outside["level"]) == (3, 2) and outside["interval"] is None
+
+    def said(answer: dict) -> list[str]:
+        return [text for text in answer["warnings"] if "Level 3 does not cover" in text]
+
+    assert said(inside) == []
+    (note,) = said(outside)
+    assert "attention of the prefill takes" in note and "60000, largest measured 8256" in note
+    assert "engine's own time and the intervals are missing" in note
+    asked = json.loads(run(*words, "60000", "--level", "2", "--json").stdout)
+    assert said(asked) == []
+    assert note in run(*words, "60000").stderr
+
+
+def test_the_title_names_both_runtimes_and_an_unmeasured_device_is_said():
+    assert "(kernels of vllm-0.24.0, served by vllm-0.11.1, bf16), level 3" in run(*LLAMA).stdout
+    low = run(*LLAMA, "--level", "2").stdout
+    assert "(vllm-0.24.0, bf16), level 2" in low
+    text = run(*LLAMA[:2], "--device", "gh200-96gb").stdout
+    assert "shapes inside the measured range; device not measured" in text
+    both = run(*LLAMA, "--compare", "gh200-96gb").stdout
+    assert cells(both, "device").split("  ")[-1].strip() == "not measured"
+
+
+def test_bytes_of_a_token_are_those_of_one_gpu(answer):
+    two = run(*LLAMA, "--tensor-parallel", "2", "--json").stdout
+    whole = answer["memory"]["kv_cache_bytes_per_token"]
+    memory = json.loads(two)["memory"]
+    assert memory["kv_cache_bytes_per_token"] == whole / 2
+    assert memory["kv_cache_bytes"] == pytest.approx(8 * (1024 + 128) * whole / 2)
+    text = run(*LLAMA, "--tensor-parallel", "2").stdout
+    assert f"({whole / 2:.0f} bytes a token on each GPU)" in text
+
+
+@pytest.mark.parametrize(
+    ("changes", "gpus", "said"),
+    [
+        ({}, 3, "the 32 heads and the d_ff 14336"),
+        ({"num_attention_heads": 24, "hidden_size": 3072}, 3, "the 8 KV heads"),
+        ({"intermediate_size": 8706}, 4, "the d_ff 8706"),
+        ({"num_attention_heads": 24, "hidden_size": 3072, "num_key_value_heads": 4,
+          "intermediate_size": 3072}, 8, None),
+        ({}, 16, None),
+    ],
+)  # fmt: skip
+def test_gpus_must_divide_what_they_share(changes, gpus, said):
+    from hymell_jax import hf, models, summary, types
+
+    config = {
+        "model_type": "llama", "hidden_size": 4096, "intermediate_size": 14336,
+        "num_attention_heads": 32, "num_key_value_heads": 8, "num_hidden_layers": 2,
+        "vocab_size": 1000,
+    }  # fmt: skip
+    model = hf.read_hf(config | changes)
+    work = types.workload(tensor_parallel=gpus)
+    if said is None:
+        summary.check_parallel(model, work)
+    else:
+        with pytest.raises(ValueError, match=re.escape(said)):
+            summary.check_parallel(model, work)
+    mixture = models.preset("qwen3-30b-a3b")  # experts 768 wide
+    summary.check_parallel(mixture, types.workload(tensor_parallel=4))
+    with pytest.raises(ValueError, match="expert"):
+        wide = dataclasses.replace(
+            mixture, architecture=dataclasses.replace(mixture.architecture, d_expert=770.0)
+        )
+        summary.check_parallel(wide, types.workload(tensor_parallel=4))
+    summary.check_parallel(wide, types.workload(tensor_parallel=4, expert_parallel=4))

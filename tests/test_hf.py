@@ -494,6 +494,25 @@ def test_an_unknown_type_with_llama_keys_is_read_as_llama_with_a_note():
     assert any("brand_new" in note for note in model.notes)
 
 
+def test_an_unknown_type_says_which_llama_key_is_missing():
+    flat = without(LLAMA, "rms_norm_eps", "num_key_value_heads") | {"model_type": "brand_new"}
+    assert "lacks num_key_value_heads or rms_norm_eps" in one_sentence(flat, "brand_new")
+    assert "lacks vocab_size" in one_sentence(
+        without(LLAMA, "vocab_size") | {"model_type": "brand_new"}, "brand_new"
+    )
+    model = read_hf(flat | {"rms_norm_eps": 1e-5})
+    assert model.architecture.n_kv_heads == model.architecture.n_heads
+    assert any("multi-head" in note for note in model.notes)
+
+
+def test_the_encoders_of_a_flat_multimodal_file_are_noted():
+    flat = changed(LLAMA, model_type="qwen2_vl")
+    noted = read_hf(flat | {"vision_config": {"depth": 32, "embed_dim": 1280}})
+    assert any("vision_config" in note for note in noted.notes)
+    for absent in ({}, {"vision_config": None}):
+        assert not any("encoders" in note for note in read_hf(flat | absent).notes)
+
+
 def test_an_unknown_type_without_llama_keys_is_refused_with_near_names():
     message = one_sentence({"model_type": "gemma9", "width": 3}, "gemma9")
     assert "gemma2" in message and "width" in message

@@ -127,6 +127,11 @@ def test_disturbed_rows_are_measured_once_more_and_the_better_one_kept(tmp_path,
     assert [best[m]["disturbed"] for m in range(1, 6)] == [False, False, False, True, False]
     assert best[2]["time_s"] == best[3]["time_s"] == 7.0
     assert "clock" in best[4]["disturbed_by"]
+    assert steadiness.counts(best.values()) == {"clock": 1}
+    judge = steadiness.Judge(journal.records)
+    first = [r for r in journal.records if r["kind"] == "row"][:5]
+    said = [{"disturbed_by": ", ".join(judge.reasons(r))} for r in first]
+    assert steadiness.counts(said) == {"other load": 1, "spread": 1, "clock": 1}
 
 
 def test_rows_between_drifted_anchors_are_flagged():
@@ -222,7 +227,7 @@ def test_pytorch_is_imported_by_the_profiler_only_and_inside_functions_only():
 
 KILLED = """
 import os, random, signal, sys, time
-from hymell_jax.profiler import session, store
+from hymell_jax.profiler import session, steadiness, store
 sys.path.insert(0, sys.argv[2])
 from test_profile_session import IDENTITY, OPENING, anchor, plan, row
 

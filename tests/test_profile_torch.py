@@ -199,9 +199,41 @@ def test_the_fit_follows_on_the_same_folder(tmp_path, monkeypatch):
     arguments = ["profile", "--out", str(tmp_path), "--levels", "3,1", "--fit"]
     done = CliRunner().invoke(cli.main, arguments)
     assert done.exit_code == 0 and "0.0512" in done.stdout
+    assert "No level 3: whole models measured: 0" in done.stdout
+    assert f"--device d --checkpoints {tmp_path / 'checkpoints'}" in done.stdout
+    assert f"hymell evaluate --device d --data {tmp_path} --checkpoints" in done.stdout
     assert seen == [(str(tmp_path), str(tmp_path / "checkpoints"), (1, 3))]
     done = CliRunner().invoke(cli.main, [*arguments, "--json"])
     assert json.loads(done.stdout)["errors"][0]["n"] == 3
+
+
+def test_a_busy_machine_is_told_what_was_seen_and_what_helps(tmp_path, monkeypatch):
+    measured = {"device": "d", "runtime": "r", "dtype": "float32", "threads": 1,
+                "rows": {"operators/gemm": 607}, "disturbed": 607,
+                "disturbed_by": {"other load": 600, "spread": 9}, "other_load": 0.42,
+                "outcome": {"measured": 607, "failed": 0, "left": 0, "disturbed": 607},
+                "anchors": {}, "energy_source": "none: no meter"}  # fmt: skip
+    monkeypatch.setattr(run, "profile", lambda *_, **__: measured)
+    done = CliRunner().invoke(cli.main, ["profile", "--out", str(tmp_path)])
+    assert "607 of 607 rows disturbed" in done.stdout
+    assert "600: other work took more than 5 % of the processors (median of all rows 42 %)" in (
+        done.stdout
+    )
+    assert "run the same command again" in done.stdout and "607 of them once more" in done.stdout
+    assert f"hymell fit --device d --data {tmp_path} --level 3" in done.stdout
+    measured["outcome"]["disturbed"] = 0  # all of them twice already
+    done = CliRunner().invoke(cli.main, ["profile", "--out", str(tmp_path)])
+    assert "measured twice" in done.stdout and "another --out" in done.stdout
+
+
+def test_an_interrupt_says_what_is_kept(tmp_path, monkeypatch):
+    def stop(*_, **__):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(run, "profile", stop)
+    done = CliRunner().invoke(cli.main, ["profile", "--out", str(tmp_path)])
+    assert done.exit_code == 130 and f"kept in {tmp_path}" in done.stderr
+    assert "the same command goes on" in done.stderr
 
 
 def test_a_plan_is_listed_without_measuring(tmp_path):

@@ -118,6 +118,7 @@ def finish(folder: Path, records: Sequence[store.Record], profiler: Profiler) ->
         files.write_whole(folder / "device.json", json.dumps(description, indent=1) + "\n")
     sessions = [r for r in records if r["kind"] == "session"]
     anchors = [r for r in records if r["kind"] == "anchor"]
+    loads = [row["other_load"] for row in best if row.get("other_load") is not None]
     manifest = {
         **profiler.identity,
         "threads": sessions[-1]["threads"],
@@ -131,6 +132,7 @@ def finish(folder: Path, records: Sequence[store.Record], profiler: Profiler) ->
         "rows": counts,
         "disturbed": sum(row["disturbed"] for row in best),
         "disturbed_by": steadiness.counts(best),
+        "other_load": statistics.median(loads) if loads else None,
         "anchors": {
             name: {"median_s": statistics.median(values), "spread": _spread(values),
                    "count": len(values)}
