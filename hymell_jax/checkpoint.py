@@ -402,13 +402,12 @@ def load(
 
 
 def _carried(model: CostModel, source: devices.DeviceSpec, target: devices.DeviceSpec) -> CostModel:
-    """Within an architecture, power and what the limit costs in time keep their joules."""
-    if source.architecture != target.architecture:
+    """Between boards of one chip: equal joules an operation, equal bytes a cycle through L2."""
+    if not devices.same_chip(source, target):
         return model
-    moved = {
-        name: power.carried(model.coefficients[name], source.device, target.device)
-        for name in ("power", "gemm")
-    }
+    pair = source.device, target.device
+    moved = {name: power.carried(model.coefficients[name], *pair) for name in ("power", "gemm")}
+    moved["gemm"] = gemm.carried(moved["gemm"], *pair)
     return dataclasses.replace(model, coefficients=model.coefficients | moved)
 
 

@@ -45,8 +45,8 @@ class DeviceSpec:
     """A device and where its numbers come from.
 
     Plain Python; `device` is the pytree to compute with. `sources` maps every field and extra to
-    its source. `extras` holds what the model does not use: vendor, release_year, memory_type,
-    max_clock_hz and the like.
+    its source. `extras` holds what no equation uses: the chip (which boards spend like joules),
+    vendor, release_year, memory_type, max_clock_hz and the like.
     """
 
     name: str
@@ -150,6 +150,12 @@ def nearest_linked(
     ]
     least = min(gap for gap, _ in gaps)
     return nearest_measured(spec, [other for gap, other in gaps if gap <= least + 1e-6])
+
+
+def same_chip(one: DeviceSpec, other: DeviceSpec) -> bool:
+    """Whether two boards carry one chip (`extras["chip"]`), so that an operation costs alike."""
+    chip = one.extras.get("chip")
+    return chip is not None and chip == other.extras.get("chip")
 
 
 def _specs(names: Iterable[str | DeviceSpec]) -> list[tuple[str, DeviceSpec]]:

@@ -2,8 +2,9 @@
 
 Reads the plain dict that `system_recipes.fit_level3` makes and a checkpoint stores. A device that
 no engine was measured on takes the terms of the most alike machine of the engine: host seconds as
-they are, everything else relative to the data sheet, and an interval as wide as whole devices left
-out needed it to be.
+they are, times relative to the data sheet, energy in joules an operation from a board of the same
+chip and in shares of the board's range from any other, and an interval as wide as whole devices
+left out needed it to be.
 """
 
 from __future__ import annotations
@@ -14,7 +15,7 @@ from typing import Any
 
 import numpy as np
 
-from hymell_jax import devices, serving
+from hymell_jax import devices, power, serving
 from hymell_jax.mlp import Normalizer
 from hymell_jax.types import near_names
 
@@ -65,6 +66,8 @@ def terms_for(
     quantiles = entry["quantiles"][machine] if measured else content["transferred"]
     names = serving.ENGINE_COEFFICIENTS | serving.ENERGY_COEFFICIENTS
     terms = serving.ABSENT | machines[machine]
+    if not measured:
+        terms = carried_energy(terms, devices.get_device(machine), spec)
     width = quantiles["quantised" if quantised else "16 bits"]
     pair = [width["time"], width["energy"]]
     return EngineTerms(
@@ -74,6 +77,15 @@ def terms_for(
         coefficients={name: np.float32(terms[name]) for name in names},
         quantiles=np.array([pair, pair], np.float32),
     )
+
+
+def carried_energy(
+    terms: Mapping[str, Any], source: devices.DeviceSpec, target: devices.DeviceSpec
+) -> dict[str, Any]:
+    """Terms of one device for another: boards of one chip move energy as `power.carried`."""
+    if not devices.same_chip(source, target):
+        return dict(terms)
+    return power.carried(terms, source.device, target.device)
 
 
 def networks_of(content: Mapping[str, Any]) -> dict[str, Any]:

@@ -152,6 +152,18 @@ def default_coefficients() -> Coefficients:
     return {name: np.asarray(value, np.float32) for name, value in values.items()}
 
 
+def carried(c: Coefficients, source: Device, target: Device) -> Coefficients:
+    """Coefficients of one board for another of the same chip: L2 moves equal bytes a cycle.
+
+    The catalogue's cache cost is relative to the DRAM, which differs between boards of a chip; the
+    rate of L2 goes with the number of SMs and the clock.
+    """
+    cycles = [d.n_sm * d.boost_clock_hz for d in (source, target)]
+    moved = np.log(target.memory_bytes_per_s / source.memory_bytes_per_s)
+    moved = moved + np.log(cycles[0] / cycles[1])
+    return c | {"log_cache_cost": np.asarray(c["log_cache_cost"] + moved, np.float32)}
+
+
 def floating_operations(m: Value, n: Value, k: Value) -> Value:
     """2 m n k."""
     return 2.0 * m * n * k

@@ -5,16 +5,17 @@
 
 with u_flops, u_dram and u_cache the used shares of the data-sheet rates.
 `a` is what a busy board draws whatever it does, `f`, `d` and `c` what each unit at its full rate
-adds, all as shares of the board's range R. So they carry to another device of the architecture by
-its data sheet: joules per FLOP scale with R over the peak, joules per byte with R over the
-bandwidth. Energy is positive and between idle and limit by construction, however far out; at full
-use power saturates at the limit, where energy is limit times time.
+adds, all as shares of the board's range R. Energy is positive and between idle and limit by
+construction, however far out; at full use power saturates at the limit, where energy is limit times
+time. Another board of the same chip spends the same joules on a FLOP and on a byte whatever its
+limit (`carried`); other chips take the shares.
 
 The published linear energy form of HYMELL (arXiv 2608.06723) is kept in `gemm.published_gemm`.
 """
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
 import jax
@@ -43,6 +44,43 @@ def default_coefficients() -> dict[str, Any]:
         log_cache_share=-2.3,
     )
     return {name: np.float32(value) for name, value in values.items()}
+
+
+RATES = {
+    "log_active_share": None,
+    "log_flops_share": "peak_flops_per_s",
+    "log_fp8_flops_share": "peak_fp8_flops_per_s",
+    "log_memory_share": "memory_bytes_per_s",
+    "log_cache_share": "memory_bytes_per_s",
+    "log_busy_share": None,
+    "log_gap_share": None,
+    "log_power_flops": "peak_flops_per_s",
+    "log_power_bytes": "memory_bytes_per_s",
+}
+"""Coefficients that are a share of a board's range, by the rate that they are of; None: by time."""
+
+
+def carried(
+    coefficients: Mapping[str, np.ndarray], source: Device, target: Device
+) -> dict[str, np.ndarray]:
+    """Coefficients of one board for another of the same chip: equal watts and joules.
+
+    A share of the range R at a rate r is worth share x R / r joules each; so ln share moves by
+    ln(R_source / R_target) + ln(r_target / r_source). Names outside `RATES` stay.
+
+    Args:
+        coefficients: natural logs of shares, float32 [] or [n].
+        source, target: data sheets.
+    """
+    range_w = [d.power_limit_w - d.idle_power_w for d in (source, target)]
+    found = {name: np.asarray(value) for name, value in coefficients.items()}
+    for name in found.keys() & RATES.keys():
+        moved = np.log(range_w[0] / range_w[1])
+        rate = RATES[name]
+        if rate is not None:
+            moved = moved + np.log(getattr(target, rate) / getattr(source, rate))
+        found[name] = np.asarray(found[name] + moved, np.float32)
+    return found
 
 
 def board_power_w(

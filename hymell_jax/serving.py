@@ -76,15 +76,21 @@ ENGINE_COEFFICIENTS: dict[str, tuple[float, float]] = {  # name: (prior mean, pr
     "log_traffic": (0.0, 0.3),
     "eager": (0.0, 1e-6),
     "serial": (0.0, 1e-6),
+    "unseen_prefill": (0.0, 1e-6),
 }
 """Of time. Factors of kinds of blocks, seconds of the host, passes over the logits; `eager` is 1
 where kernels are launched one by one and scores go through memory, else 0; `serial` is 1 where the
-host itself computes, so that kernels cannot hide its work, else 0. These two are not fitted."""
+host itself computes, so that kernels cannot hide its work, else 0; `unseen_prefill` is 1 where no
+prompt length was published, else 0. These three are not fitted.
 
-FLAGS = ("eager", "serial")
+Where prompt lengths are fitted, only their product with the speed of prefill is known, and factors
+and networks learned from steps of decode say nothing of it: a prefill of known length is then that
+of the blocks, with what the engine adds."""
+
+FLAGS = ("eager", "serial", "unseen_prefill")
 """Coefficients that say what kind of engine it is, and are not fitted."""
 
-ABSENT = {"serial": 0.0}
+ABSENT = {"serial": 0.0, "unseen_prefill": 0.0}
 """What a file without such a coefficient means."""
 
 EAGER_COEFFICIENTS: dict[str, tuple[float, float]] = {
@@ -229,7 +235,7 @@ def blocks_of(costs: PassCosts) -> Blocks:
 
 def _factors(c: Mapping[str, jax.Array], prefill: float) -> jax.Array:
     logs = jnp.stack([c[f"log_{kind}"] for kind in KINDS])
-    return jnp.exp(logs + prefill * c["log_prefill"])
+    return jnp.exp(logs * (1.0 - prefill * c["unseen_prefill"]) + prefill * c["log_prefill"])
 
 
 def serve_pass(
@@ -357,7 +363,7 @@ def correct(
     return mean, jnp.sqrt(SCALE_FLOOR**2 + jnp.square(spread) + jnp.square(outside)), known
 
 
-def _corrected(network, device, arch, work, one: Pass, prefill: bool):
+def _corrected(network, device, arch, work, one: Pass, prefill: bool, unseen: jax.Array):
     """(T, U, scales [2], ln factor, familiarity) after the networks; T is at least the roofline."""
     networks = network or {"time": None, "energy": None}
     time, time_scale, known = correct(
@@ -366,6 +372,7 @@ def _corrected(network, device, arch, work, one: Pass, prefill: bool):
     energy, energy_scale, _ = correct(
         networks["energy"], features(arch, work, one, prefill, one.shares_s)
     )
+    time, energy = (1.0 - unseen) * time, (1.0 - unseen) * energy
     time_s = jnp.maximum(one.time_s * jnp.exp(time), one.floor_s)
     scales = jnp.stack([time_scale, energy_scale])
     return time_s, one.shares_s * jnp.exp(energy), scales, time, known
@@ -384,8 +391,12 @@ def serve_blocks(
     c, gpus, batch = coefficients, work.tensor_parallel, work.batch_size
     pre = serve_pass(c, device, arch, work, prefill, True)
     dec = serve_pass(c, device, arch, work, decode, False)
-    pre_s, pre_u, pre_scale, pre_log, pre_known = _corrected(network, device, arch, work, pre, True)
-    dec_s, dec_u, dec_scale, _, dec_known = _corrected(network, device, arch, work, dec, False)
+    pre_s, pre_u, pre_scale, pre_log, pre_known = _corrected(
+        network, device, arch, work, pre, True, c["unseen_prefill"]
+    )
+    dec_s, dec_u, dec_scale, _, dec_known = _corrected(
+        network, device, arch, work, dec, False, 0.0 * c["unseen_prefill"]
+    )
     prompt_s = jnp.sum(pre.kinds_s) * jnp.exp(pre_log) / batch
     in_mean, in_median = newcomers(batch, work.output_tokens)
     steady_s = dec_s + in_mean * prompt_s

@@ -24,7 +24,7 @@ import jax.numpy as jnp
 import numpy as np
 import pandas as pd
 
-from hymell_jax import devices, mlp, serving, system_fit, systems
+from hymell_jax import devices, engines, mlp, serving, system_fit, systems
 from hymell_jax.mlp import Progress
 from hymell_jax.system_fit import TARGETS
 from hymell_jax.system_rows import Problem, stack_leaves
@@ -254,7 +254,7 @@ def coverage(scored: pd.DataFrame) -> pd.DataFrame:
 def device_left_out(problems: Sequence[Problem]) -> pd.DataFrame:
     """Rows of each device predicted from the other devices of its engine, physics alone.
 
-    Terms are those of the most alike device that was kept.
+    Terms are those of the most alike device that was kept, carried over as `engines.terms_for`.
     """
     frames = []
     for p in problems:
@@ -263,19 +263,28 @@ def device_left_out(problems: Sequence[Problem]) -> pd.DataFrame:
         base, device = base_weights(p.frame), p.frame["device"].to_numpy()
         weights = np.stack([base * (device != name) for name in p.machines])
         terms = system_fit.fit_engine(p.rows, p.sizes, weights, p.priors)
-        near = [
-            p.machines.index(devices.nearest_measured(m, [o for o in p.machines if o != m]))
-            for m in p.machines
-        ]
-        moved = dataclasses.replace(p.rows, machine=np.array(near, np.int32)[p.rows.machine])
+        terms = _carried(terms, p.machines)
 
         def one(fold, row, p=p, terms=terms):
             values = jax.tree.map(lambda leaf: jnp.asarray(leaf)[fold], terms)
             return system_fit.predict_row(values, None, row, p.sizes)
 
-        predicted, scale = jax.jit(jax.vmap(one))(p.rows.machine, moved)
+        predicted, scale = jax.jit(jax.vmap(one))(p.rows.machine, p.rows)
         frames.append(_with_predictions(p, np.asarray(predicted), np.asarray(scale)))
     return pd.concat(frames, ignore_index=True)
+
+
+def _carried(terms: Mapping[str, Any], machines: Sequence[str]) -> dict[str, Any]:
+    """Terms [n_folds, n_machines] with those of the machine of each fold taken from its nearest."""
+    found: dict[str, Any] = jax.tree.map(np.array, dict(terms))
+    for fold, name in enumerate(machines):
+        source = devices.nearest_measured(name, [other for other in machines if other != name])
+        at, specs = machines.index(source), map(devices.get_device, (source, name))
+        energy = {key: value[fold, at] for key, value in found["energy"].items()}
+        for key, value in engines.carried_energy(energy, *specs).items():
+            found["energy"][key][fold, fold] = value
+        found["host"][fold, fold] = found["host"][fold, at]
+    return found
 
 
 def _plain(tree: Any) -> Any:
@@ -291,6 +300,7 @@ def _terms(fitted: Fitted, scored: pd.DataFrame) -> dict[str, Any]:
         machines = {}
         for index, name in enumerate(p.machines):
             machines[name] = _plain(system_fit.machine_coefficients(values, index))
+            machines[name]["unseen_prefill"] = np.float32(not p.rows.prompt_known.any())
             rows = p.frame["device"] == name
             if np.isfinite(p.rows.measured[rows.to_numpy(), TARGETS.index("energy")]).any():
                 with_energy.setdefault(name, machines[name])

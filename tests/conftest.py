@@ -14,6 +14,7 @@ from hymell_jax import compile_cache
 
 # before JAX starts: most of a test's time is compilation, most programs run once
 os.environ.setdefault("XLA_FLAGS", " ".join(compile_cache.QUICK_FLAGS))
+os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")  # of the loader of compiled programs
 
 import jax  # noqa: E402
 import pytest  # noqa: E402

@@ -135,7 +135,19 @@ def test_a_transferred_device_takes_collectives_from_a_link_alike():
         model = hj.load(name)
         provenance = model.card.provenance
         assert (provenance["transferred_from"], provenance["collectives_from"]) == (source, linked)
-        for part, origin in (("collectives", linked), ("gemm", source)):
+        for part, origin in (("collectives", linked), ("attention", source)):
             chex.assert_trees_all_equal(
                 model.coefficients[part], hj.load(origin).coefficients[part]
             )
+
+
+def test_only_boards_of_one_chip_take_joules_and_cache_rates_from_each_other():
+    moved = {"log_cache_cost", "log_power_flops", "log_power_bytes"}
+    for name, source, changed in (
+        ("h100-nvl-94gb", "h100-sxm-80gb", moved),
+        ("v100-sxm-32gb", "l40s-48gb", set()),
+    ):
+        own, other = (hj.load(n).coefficients for n in (name, source))
+        pairs = {k: (own["gemm"][k], other["gemm"][k]) for k in own["gemm"]}
+        assert {k for k, (a, b) in pairs.items() if np.any(a != b)} == changed
+        assert (own["power"] == other["power"]) is not bool(changed)

@@ -140,3 +140,16 @@ def test_the_power_limit_adds_up_the_joules_of_flops_and_bytes():
     by_bytes = START | {"log_power_flops": np.float32(-30), "log_power_bytes": np.float32(5)}
     assert gemm.gemm_time(by_bytes, H100, *shape)[1][gemm.BOUNDS.index("memory")] > 0.99
     assert _slowed(*shape, power_flops=0.5, power_bytes=1.0) > _slowed(*shape, power_flops=0.5)
+
+
+def test_boards_of_one_chip_move_equal_bytes_a_cycle_through_l2():
+    h100, h200 = (get_device(n).device for n in ("h100-sxm-80gb", "h200-sxm-141gb"))
+    c = gemm.default_coefficients()
+    moved = gemm.carried(c, h100, h200)
+    assert {name for name in c if np.any(moved[name] != c[name])} == {"log_cache_cost"}
+    # the same clock and SMs: the L2 time of a byte is the same, whatever the DRAM does
+    seconds = [
+        float(np.exp(x["log_cache_cost"]) / d.memory_bytes_per_s)
+        for x, d in ((c, h100), (moved, h200))
+    ]
+    assert seconds[0] == pytest.approx(seconds[1], rel=1e-4)
