@@ -101,11 +101,27 @@ def _number(value: float) -> str:
     return f"{value:.0f}" if abs(value) >= 1e4 or value % 1 == 0 else f"{value:.5g}"
 
 
+def _followers(start: dict[str, Any], designs: list[dict[str, Any]]) -> list[str]:
+    """Fields that are not free and yet differ from the start: they follow one that is."""
+    return [
+        name
+        for name, value in start["architecture"].items()
+        if name not in start["variables"] and any(d["architecture"][name] != value for d in designs)
+    ]
+
+
 def _show_search(c: dict[str, Any]) -> None:
     stages = ("start", "relaxed", "concrete")
+    infeasible = c["status"] == "infeasible"
+    if infeasible:
+        _show_blocking(c["blocking"])
     rows = [
         [name, *(_number(c[s]["variables"][name]) for s in stages)]
         for name in c["concrete"]["variables"]
+    ]
+    rows += [
+        [f"{name} (follows)", *(_number(c[s]["architecture"][name]) for s in stages)]
+        for name in _followers(c["start"], [c["concrete"]])
     ]
     rows += [
         [name, *(f"{c[s]['quantities'][name]:.5g}" for s in stages)]
@@ -113,27 +129,61 @@ def _show_search(c: dict[str, Any]) -> None:
     ]
     rows.append(["within all limits", *("yes" if c[s]["feasible"] else "no" for s in stages)])
     title = f"{c['model']} on {c['device']}: least {c['minimise']['quantity']}, {c['status']}"
-    table(title, ["", *stages], rows)
+    heads = ("start", "relaxed", "nearest, no answer") if infeasible else stages
+    table(title, ["", *heads], rows)
+    effort = f"{c['evaluations']} designs, {c['time_s']:.1f} s"
+    if infeasible:
+        click.echo(f"\n{effort}")
+        return
     change = c["objective"] / c["start"]["objective"] - 1.0
     click.echo(
         f"\n{c['minimise']['quantity']} {100 * change:+.2f} % against the start; rounding cost "
-        f"{100 * c['gap']:.2f} %; {c['evaluations']} designs, {c['time_s']:.1f} s"
+        f"{100 * c['gap']:.2f} %; {effort}"
     )
-    for b in c["blocking"]:
+    _warn_of_active_parameters(c)
+
+
+def _show_blocking(blocking: list[dict[str, Any]]) -> None:
+    """That there is no answer, and by how much the nearest design breaks which limits."""
+    click.echo("NO DESIGN MEETS EVERY LIMIT. The nearest one, which is no answer, breaks")
+    for b in blocking:
+        by = f"{100 * (b['value'] / b['limit'] - 1.0):+.1f} %"
+        if b["quantity"] == "domain_distance":  # a logarithm
+            by = f"{b['value'] - b['limit']:+.3g}"
         click.echo(
-            f"Blocked by {b['quantity']} {b['kind'].replace('_', ' ')} {b['limit']:g}: the nearest "
-            f"design has {b['value']:g}.",
+            f"  {b['quantity']} {b['kind'].replace('_', ' ')} {b['limit']:.6g}: it has "
+            f"{b['value']:.6g}, {by}"
+        )
+    click.echo("Loosen these limits, free more fields (--free) or widen them (--range).\n")
+
+
+def _warn_of_active_parameters(c: dict[str, Any]) -> None:
+    """A hint where all parameters of a mixture were held, but not those that a token visits."""
+    limited = {b["quantity"] for b in c["concrete"]["constraints"]}
+    start, found = (c[stage]["architecture"] for stage in ("start", "concrete"))
+    held = limited & {"active_parameters", "loss"}
+    if "parameters" not in limited or held or not start["n_experts"] > 0:
+        return
+    from hymell_jax.parameters import active_parameters
+    from hymell_jax.types import architecture
+
+    before, after = (float(active_parameters(architecture(**a))) for a in (start, found))
+    if after < 0.99 * before:
+        click.echo(
+            f"Note: active parameters, those that one token visits, fell by "
+            f"{100 * (1 - after / before):.0f} %, and quality may with them; to hold them add "
+            f"--equal active_parameters={before:.4g}",
             err=True,
         )
 
 
 def _show_front(c: dict[str, Any]) -> None:
     shown = (c["minimise"], c["against"])
-    names = list(c["start"]["variables"])
+    names = [*c["start"]["variables"], *_followers(c["start"], c["front"])]
     rows = [
         [
             *(f"{d['quantities'][n]:.5g}" for n in shown),
-            *(_number(d["variables"][n]) for n in names),
+            *(_number(d["architecture"][n]) for n in names),
         ]
         for d in c["front"]
     ]
@@ -202,6 +252,12 @@ def explain(model, device, runtime, dtype, workload, as_json, target) -> None:
         _show_explanation(content)
 
 
+PARTS_LEGEND = """\
+regime: where one call stands on the data sheet's roofline by its FLOPs and bytes (launch: few
+FLOPs); bound: what takes most of the time predicted for it. Where they differ, bound says what to
+change."""
+
+
 def _show_explanation(c: dict[str, Any]) -> None:
     names = list(next(iter(c["elasticities"].values())))
     rows = [
@@ -213,6 +269,7 @@ def _show_explanation(c: dict[str, Any]) -> None:
     for phase in ("prefill", "decode"):
         click.echo()
         parts_table(phase, c["parts"][phase])
+    click.echo(f"\n{PARTS_LEGEND}")
     if "target" in c:
         goal = c["target"]
         rows = [

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from hymell_jax.data import data_folder
-from hymell_jax.files import read_json, write_whole
+from hymell_jax.files import read_json, writable_folder, write_whole
 
 REPORT_EVERY_S = 30.0
 
@@ -26,23 +26,27 @@ def command(
 
     Args:
         description: its first line is the help text.
-        folder: of the experiment: holds config.json, and is where `out` points by default.
+        folder: of the experiment: holds config.json. Results go to `results/` and its name under
+            the current directory unless --out says otherwise, so that the committed ones stay.
         reads_data: whether it takes --data; `data` is then a checked folder of measured tables.
         options: what else it takes, by name, as `argparse.ArgumentParser.add_argument` has it.
 
     Raises:
-        ValueError: no folder of measured tables, or no readable config.json.
+        ValueError: no folder of measured tables, no readable config.json, or a folder of results
+            that cannot be written.
     """
     parser = argparse.ArgumentParser(description=description.splitlines()[0])
     if reads_data:
         parser.add_argument("--data", help="folder of measured tables; default $HYMELL_DATA")
     for name, settings in options.items():
         parser.add_argument(f"--{name}", **settings)
-    parser.add_argument("--out", type=Path, default=folder, help="folder of the results")
+    out = Path("results") / folder.resolve().name
+    parser.add_argument("--out", type=Path, default=out, help=f"of the results; default {out}")
     given = parser.parse_args()
     given.config = read_json(folder / "config.json", "configuration")
     if reads_data:
         given.data = data_folder(given.data)
+    print(f"Results go to {writable_folder(given.out)}", flush=True)
     return given
 
 

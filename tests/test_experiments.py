@@ -41,12 +41,16 @@ def test_a_figure_has_as_many_panels_as_asked_for(tmp_path):
 
 def test_the_command_of_an_experiment(tmp_path, monkeypatch):
     (tmp_path / "config.json").write_text('{"rows": 3}')
+    monkeypatch.chdir(tmp_path)
     monkeypatch.setattr("sys.argv", ["run.py", "--data", str(tmp_path), "--seeds", "2"])
     given = experiment.command(
         "Help.\nMore.", tmp_path, reads_data=True, seeds=dict(type=int, default=1)
     )
-    assert (given.config, given.out, given.seeds) == ({"rows": 3}, tmp_path, 2)
-    assert given.data == tmp_path
+    assert (given.config, given.seeds, given.data) == ({"rows": 3}, 2, tmp_path)
+    assert given.out == Path("results") / tmp_path.name  # never over the committed ones
+    assert given.out.is_dir()
+    monkeypatch.setattr("sys.argv", ["run.py", "--out", str(tmp_path)])
+    assert experiment.command("Help.", tmp_path).out == tmp_path
     monkeypatch.setattr("sys.argv", ["run.py"])
     monkeypatch.delenv("HYMELL_DATA", raising=False)
     with pytest.raises(ValueError, match="--data"):

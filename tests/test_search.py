@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import json
 import math
 import re
@@ -13,7 +14,7 @@ from click.testing import CliRunner
 from json_outputs import check, conforming
 
 import hymell_jax as hj
-from hymell_jax import optimise, pareto, quantities, space_points
+from hymell_jax import cli_search, optimise, pareto, quantities, space, space_points
 from hymell_jax.cli import main
 
 WORK = dict(batch_size=8, prompt_tokens=512, output_tokens=128)
@@ -77,7 +78,7 @@ def test_the_same_seed_gives_the_same_answer(h100, answer):
     assert again["time_s"] < 60  # compiled by now
 
 
-def test_what_cannot_be_is_said_with_what_blocks(h100):
+def test_what_cannot_be_is_said_with_what_blocks(h100, capsys):
     found = hj.search(
         "llama-3.1-8b", h100, levels=LEVELS, free=tuple(LEVELS), work=WORK,
         at_least={"parameters": 8e9}, at_most={"latency_per_token_s": 1e-4},
@@ -88,6 +89,41 @@ def test_what_cannot_be_is_said_with_what_blocks(h100):
     assert blocking["quantity"] == "latency_per_token_s"
     assert blocking["excess"] == pytest.approx(math.log(blocking["value"] / 1e-4), rel=1e-4)
     json.dumps(found, allow_nan=False)
+    cli_search._show_search(found)
+    lines = capsys.readouterr().out.splitlines()
+    assert lines[0].startswith("NO DESIGN MEETS EVERY LIMIT")
+    over = 100 * (blocking["value"] / 1e-4 - 1)
+    assert "latency_per_token_s at most 0.0001" in lines[1] and f"{over:+.1f} %" in lines[1]
+    assert not any("against the start" in line for line in lines)
+
+
+def test_fields_that_follow_stand_in_the_table(answer, capsys):
+    moved = copy.deepcopy(answer)
+    moved["concrete"]["architecture"] |= {"d_model": 2048.0, "n_heads": 16.0}
+    assert cli_search._followers(moved["start"], [moved["concrete"]]) == ["n_heads"]
+    cli_search._show_search(moved)
+    shown = capsys.readouterr().out
+    assert re.search(r"n_heads \(follows\) +32 .* 16\n", shown)
+    assert "against the start" in shown
+
+
+def test_parameters_alone_do_not_hold_a_mixture(capsys):
+    start = space.architecture_fields(hj.preset("mixtral-8x7b").architecture)
+    thin = start | {"experts_per_token": 1.0, "n_experts": 8.0}
+    before, after = (float(hj.active_parameters(hj.architecture(**a))) for a in (start, thin))
+
+    def hint(*limits: str, found: dict) -> str:
+        concrete = {"architecture": found, "constraints": [{"quantity": n} for n in limits]}
+        content = {"start": {"architecture": start}, "concrete": concrete}
+        cli_search._warn_of_active_parameters(content)
+        return capsys.readouterr().err
+
+    said = hint("parameters", "latency_s", found=thin)
+    assert f"fell by {100 * (1 - after / before):.0f} %" in said
+    assert f"--equal active_parameters={before:.4g}" in said
+    assert hint("parameters", "active_parameters", found=thin) == ""
+    assert hint("latency_s", found=thin) == ""
+    assert hint("parameters", found=start) == ""
 
 
 def test_equal_limits_and_proxies_hold(h100):
@@ -177,7 +213,7 @@ def test_bad_questions_are_refused_in_one_sentence(arguments, said):
     result = run(*arguments, "--device", "h100-sxm-80gb")
     assert result.exit_code == 2, result.output
     assert "Traceback" not in result.output
-    assert said in result.stderr.strip().splitlines()[-1]
+    assert result.stderr.startswith("Error: ") and said in result.stderr.splitlines()[0]
 
 
 def test_fixed_fields_stay(h100, llama):

@@ -116,6 +116,7 @@ def test_the_command_explains():
     shown = CliRunner().invoke(main, arguments)
     assert shown.exit_code == 0, shown.output
     assert "cheapest first" in shown.stdout
+    assert "regime: where one call stands" in shown.stdout and "bound: what" in shown.stdout
     refused = CliRunner().invoke(main, [*arguments[:-1], "speed=1"])
     assert refused.exit_code == 2
     assert "no quantity" in refused.stderr
