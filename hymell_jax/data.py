@@ -118,9 +118,7 @@ def read_table(
     try:
         frame = pd.read_parquet(path, filters=filters or None)
     except ImportError as error:
-        raise ValueError(
-            "Reading Parquet needs pyarrow: install the extra `data`."
-        ) from error
+        raise ValueError("Reading Parquet needs pyarrow: install the extra `data`.") from error
     except Exception as error:
         raise ValueError(f"{path.name} cannot be read as a table: {reason(error)}.") from error
     twice = frame.columns[frame.columns.duplicated()]
