@@ -23,7 +23,7 @@ import optax
 
 from hymell_jax import model as cost_model
 from hymell_jax import quantities, space_points
-from hymell_jax.compile_cache import FULL_OPTIONS
+from hymell_jax.compile_cache import LIGHT_OPTIONS
 from hymell_jax.quantities import Proxy
 
 LEARNING_RATE = 0.04
@@ -103,7 +103,7 @@ def _penalty(excess, is_equal, multiplier, weight):
 
 
 @functools.partial(
-    jax.jit, static_argnames=("program", "outer", "inner"), compiler_options=FULL_OPTIONS
+    jax.jit, static_argnames=("program", "outer", "inner"), compiler_options=LIGHT_OPTIONS
 )
 def descend(model, box, work, weights, limits, x, *, program, outer, inner):
     """Paths of all starts: (x [outer, starts, n], objective, excess) from x [starts, n].
