@@ -42,8 +42,8 @@ LIGHT_OPTIONS = {
     "xla_llvm_disable_expensive_passes": True,
     "xla_cpu_use_fusion_emitters": False,
 }
-"""Options of a descent from some tens of starts: it runs as fast as with `FULL_OPTIONS`, compiled in
-half the time. Loops over thousands of designs take minutes to compile with them."""
+"""Options of a descent from some tens of starts: it runs as fast as with `FULL_OPTIONS`, and is
+compiled in half the time. Loops over thousands of designs take minutes to compile with them."""
 
 QUICK_FLAGS = tuple(f"--{name}={str(value).lower()}" for name, value in QUICK_OPTIONS.items())
 
