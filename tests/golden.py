@@ -10,6 +10,8 @@ import json
 from collections.abc import Iterable
 from pathlib import Path
 
+import numpy as np
+
 import hymell_jax as hj
 from hymell_jax.files import write_whole
 
@@ -35,27 +37,29 @@ def keys() -> Iterable[tuple[str, str, int]]:
     return itertools.product(models(), DEVICES, range(len(WORKLOADS)))
 
 
-def _row(answer: hj.Prediction) -> list[float]:
+def _rows(answers: hj.Prediction) -> np.ndarray:
     values = (
-        answer.prefill.time_s,
-        answer.decode.time_s,
-        answer.decode_energy_per_token_j,
-        answer.total_energy_j,
-        answer.memory.total_bytes,
-        answer.decode.log_half_widths[0],
+        answers.prefill.time_s,
+        answers.decode.time_s,
+        answers.decode_energy_per_token_j,
+        answers.total_energy_j,
+        answers.memory.total_bytes,
+        answers.decode.log_half_widths[:, 0],
     )
-    return [float(value) for value in values]
+    return np.stack(values, 1)
 
 
 def compute() -> dict[str, list[float]]:
-    """{"model device workload": numbers in the order of `QUANTITIES`}."""
-    costs = {device: hj.load(device) for device in DEVICES}
-    works = [hj.workload(**work) for work in WORKLOADS]
-    archs = {name: hj.preset(name).architecture for name in models()}
-    return {
-        f"{name} {device} {index}": _row(hj.predict(costs[device], archs[name], works[index]))
-        for name, device, index in keys()
-    }
+    """{"model device workload": numbers in the order of `QUANTITIES`}, a batch for each device."""
+    pairs = list(itertools.product(models(), range(len(WORKLOADS))))
+    archs = hj.stack([hj.preset(name).architecture for name, _ in pairs])
+    works = hj.stack([hj.workload(**WORKLOADS[index]) for _, index in pairs])
+    found = {}
+    for device in DEVICES:
+        rows = _rows(hj.predict_batch(hj.load(device), archs, works, once=True))
+        for (name, index), row in zip(pairs, rows, strict=True):
+            found[f"{name} {device} {index}"] = [float(value) for value in row]
+    return {" ".join(map(str, key)): found[" ".join(map(str, key))] for key in keys()}
 
 
 if __name__ == "__main__":
