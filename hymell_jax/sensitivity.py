@@ -132,10 +132,7 @@ def step_elasticities(
 ) -> dict[str, dict[str, float]]:
     """{field: {quantity: percent per percent}} between a tenth less and a tenth more of each."""
     fields, pairs = stepped(arch, work)
-    archs, works = (
-        jax.tree.map(lambda *leaves: np.stack(leaves), *column)
-        for column in zip(*pairs, strict=True)
-    )
+    archs, works = (cost_model.stack(list(column)) for column in zip(*pairs, strict=True))
     structure = operators.structure_of(arch, work)
     rows = quantities.measure(model, archs, works, ELASTIC, structure=structure)
     return slopes_of_steps(fields, dict(zip(ELASTIC, rows.T, strict=True)))

@@ -235,7 +235,12 @@ def blocks_of(costs: PassCosts) -> Blocks:
 
 def _factors(c: Mapping[str, jax.Array], prefill: float) -> jax.Array:
     logs = jnp.stack([c[f"log_{kind}"] for kind in KINDS])
-    return jnp.exp(logs * (1.0 - prefill * c["unseen_prefill"]) + prefill * c["log_prefill"])
+    return jnp.exp(_learned(c, prefill) * logs + prefill * c["log_prefill"])
+
+
+def _learned(c: Mapping[str, jax.Array], prefill: float) -> jax.Array:
+    """1 for a pass that factors and networks were learned from, 0 for a prefill nobody timed."""
+    return 1.0 - prefill * c["unseen_prefill"]
 
 
 def serve_pass(
@@ -363,7 +368,7 @@ def correct(
     return mean, jnp.sqrt(SCALE_FLOOR**2 + jnp.square(spread) + jnp.square(outside)), known
 
 
-def _corrected(network, device, arch, work, one: Pass, prefill: bool, unseen: jax.Array):
+def _corrected(c, network, device, arch, work, one: Pass, prefill: bool):
     """(T, U, scales [2], ln factor, familiarity) after the networks; T is at least the roofline."""
     networks = network or {"time": None, "energy": None}
     time, time_scale, known = correct(
@@ -372,7 +377,8 @@ def _corrected(network, device, arch, work, one: Pass, prefill: bool, unseen: ja
     energy, energy_scale, _ = correct(
         networks["energy"], features(arch, work, one, prefill, one.shares_s)
     )
-    time, energy = (1.0 - unseen) * time, (1.0 - unseen) * energy
+    learned = _learned(c, float(prefill))
+    time, energy = learned * time, learned * energy
     time_s = jnp.maximum(one.time_s * jnp.exp(time), one.floor_s)
     scales = jnp.stack([time_scale, energy_scale])
     return time_s, one.shares_s * jnp.exp(energy), scales, time, known
@@ -391,12 +397,9 @@ def serve_blocks(
     c, gpus, batch = coefficients, work.tensor_parallel, work.batch_size
     pre = serve_pass(c, device, arch, work, prefill, True)
     dec = serve_pass(c, device, arch, work, decode, False)
-    pre_s, pre_u, pre_scale, pre_log, pre_known = _corrected(
-        network, device, arch, work, pre, True, c["unseen_prefill"]
-    )
-    dec_s, dec_u, dec_scale, _, dec_known = _corrected(
-        network, device, arch, work, dec, False, 0.0 * c["unseen_prefill"]
-    )
+    given = c, network, device, arch, work
+    pre_s, pre_u, pre_scale, pre_log, pre_known = _corrected(*given, pre, True)
+    dec_s, dec_u, dec_scale, _, dec_known = _corrected(*given, dec, False)
     prompt_s = jnp.sum(pre.kinds_s) * jnp.exp(pre_log) / batch
     in_mean, in_median = newcomers(batch, work.output_tokens)
     steady_s = dec_s + in_mean * prompt_s

@@ -13,7 +13,7 @@ from hymell_jax.analytical import BOUNDS
 from hymell_jax.coverage import uncovered
 from hymell_jax.gemm import REGIMES
 from hymell_jax.hf import HFModel
-from hymell_jax.model import CostModel, Phase, Prediction, covering_level, kv_shards, predict
+from hymell_jax.model import CostModel, Phase, Prediction, kv_shards, predict, predict_best
 from hymell_jax.notebook import Answer
 from hymell_jax.operators import PARTS
 from hymell_jax.types import Architecture, Workload
@@ -211,16 +211,6 @@ def missing_level(
     return [uncovered(model, arch, work, highest, level)] if model.level == 3 else []
 
 
-def _best(model: CostModel, hf: HFModel, work: Workload) -> tuple[int, Prediction, list[str]]:
-    """The highest level whose domain covers the request, its prediction, and what that lacks."""
-    highest = predict(model, hf.architecture, work)
-    level = covering_level(np.asarray(highest.domain_distances)[: model.level])
-    if level == model.level:
-        return level, highest, []
-    notes = missing_level(model, hf.architecture, work, highest, level)
-    return level, predict(model.at_level(level), hf.architecture, work), notes
-
-
 def summarise(
     model: CostModel,
     hf: HFModel,
@@ -243,11 +233,14 @@ def summarise(
         ValueError: it does not fit, the model lacks the level, or the numbers leave float32.
     """
     check_parallel(hf, work)
+    arch, notes = hf.architecture, []
     if level == "best":
-        level, prediction, notes = _best(model, hf, work)
+        level, prediction = predict_best(model, arch, work)
+        if level < model.level:
+            notes = missing_level(model, arch, work, predict(model, arch, work), level)
     else:
-        level, notes = int(level), []
-        prediction = predict(model.at_level(level), hf.architecture, work)
+        level = int(level)
+        prediction = predict(model.at_level(level), arch, work)
     if check_memory:
         check_fits(prediction, model, hf.name)
     return describe(model, hf, work, level, prediction, notes)

@@ -17,11 +17,6 @@ ENTRY = ("h100-sxm-80gb", "vllm-0.24.0", "bf16")
 H100 = checkpoint.load(*ENTRY)
 
 
-def _needs(*names):
-    missing = sorted(set(names) - set(H100.blocks))
-    return pytest.mark.skipif(bool(missing), reason=f"no shipped block {missing}")
-
-
 @pytest.fixture
 def checkpoints(tmp_path):
     """A folder with the checkpoint of the H100 alone."""
@@ -56,7 +51,6 @@ def _decode_rows(device: str, runtime: str, factor: float, n: int = 90) -> pd.Da
     return frame.assign(time_s=factor * np.exp(log_time), power_w=np.nan, energy_j=np.nan)
 
 
-@_needs("attention_decode")
 def test_block_accuracy_shows_both_levels_and_the_published_network(tmp_path, capsys, checkpoints):
     _write(tmp_path, "blocks/attention_decode", _decode_rows(*ENTRY[:2], 1.0))
     changes = {"hidden": [6, 6], "steps": 250, "batch": 64}
@@ -102,7 +96,6 @@ def _linear_rows(n: int = 24) -> pd.DataFrame:
     return pd.concat(found, ignore_index=True)
 
 
-@_needs(*blocks.LINEAR_BLOCKS)
 def test_linear_attention_changes_nothing_else(tmp_path, capsys, checkpoints):
     _write(tmp_path, "blocks/linear_attention", _linear_rows())
     config = {
@@ -123,7 +116,6 @@ def test_linear_attention_changes_nothing_else(tmp_path, capsys, checkpoints):
         module["check"](checkpoint.load(*ENTRY, checkpoints), tampered, "tampered", config)
 
 
-@_needs("attention_decode")
 def test_portability_needs_fewer_rows_where_it_starts_from_another_gpu(
     tmp_path, capsys, checkpoints
 ):

@@ -81,7 +81,7 @@ def test_tables_hold_positive_numbers_or_are_refused(folder, changes):
     try:
         content = pa.table(changed(GEMM, changes))
     except (pa.ArrowInvalid, pa.ArrowTypeError, pa.ArrowNotImplementedError):
-        return
+        return  # columns that no Parquet file can hold together: there is nothing to read
     pq.write_table(content, folder / "operators" / "gemm.parquet")
     frame = answered(lambda: data.read_table(folder, "operators/gemm"))
     if frame is None:
