@@ -47,6 +47,7 @@ HOST = "cpu"
 """Architecture of devices that neither give coefficients to the others nor take theirs."""
 
 PLACEHOLDER = "not known: a placeholder"
+WITHOUT_BF16 = ("pascal", "volta", "turing")  # architectures; bf16 stands for fp16 there
 """How the source of a fact begins that nobody knows, as `hymell profile` writes it."""
 
 LARGEST = 80.0  # of a coefficient: natural logs and logits, so far beyond anything physical
@@ -109,7 +110,7 @@ def _safe(name: str) -> str:
 
 def device_folder(device: str, folder: str | os.PathLike[str] | None = None) -> Path:
     """Where the checkpoints of a device lie in a folder, by default in the shipped one."""
-    root = Path(folder) if folder else shipped_folder()
+    root = root_folder(folder)
     return root / _safe(device)
 
 
@@ -283,7 +284,7 @@ def read(
     Raises:
         ValueError: missing or damaged.
     """
-    root = Path(folder) if folder else shipped_folder()
+    root = root_folder(folder)
     path = root / file_name(device, runtime, dtype)
     content = read_json(path, "checkpoint")
     model = _model(content, path)
@@ -313,9 +314,22 @@ def shipped_folder() -> Path:
     return inside if inside.is_dir() else Path(__file__).resolve().parent.parent / "checkpoints"
 
 
+def root_folder(folder: str | os.PathLike[str] | None) -> Path:
+    """The folder of checkpoints that is meant: the given one, else the shipped one.
+
+    Raises:
+        ValueError: an empty path.
+    """
+    if folder is None:
+        return shipped_folder()
+    if not str(folder):
+        raise ValueError("The folder of checkpoints is an empty path.")
+    return Path(folder)
+
+
 def available(folder: str | os.PathLike[str] | None = None) -> list[tuple[str, str, str]]:
     """(device, runtime, dtype) of the checkpoints in a folder, sorted; by default those shipped."""
-    root = Path(folder) if folder else shipped_folder()
+    root = root_folder(folder)
     found = []
     for path in sorted(root.glob("*/*--*.json")):
         runtime, _, dtype = path.stem.rpartition("--")
@@ -341,7 +355,7 @@ def _choose_runtime(runtimes: list[str], device: str, dtype: str, runtime: str |
 
 
 def load(
-    device: str | os.PathLike[str] | Mapping[str, Any],
+    device: str | os.PathLike[str] | Mapping[str, Any] | devices.DeviceSpec,
     runtime: str | None = None,
     dtype: str = "bf16",
     folder: str | os.PathLike[str] | None = None,
@@ -354,7 +368,7 @@ def load(
     and says so: `card.provenance["time"]` and `["energy"]` are then "transferred".
 
     Args:
-        device: exact name, or a JSON file or dict of data-sheet facts.
+        device: exact name, a JSON file or dict of data-sheet facts, or a `DeviceSpec`.
         runtime: such as "vllm-0.24.0"; by default the newest that was measured.
         dtype: one of `types.DTYPES`; "fp32" only where it was measured.
         folder: of checkpoints; by default those shipped, or the one that a `device.json` lies in or
@@ -381,7 +395,7 @@ def load(
         source = devices.nearest_measured(spec, likely)
     runtimes = [r for name, r, _ in here if name == source]
     chosen = _choose_runtime(runtimes, source, dtype, runtime)
-    root = Path(folder) if folder else shipped_folder()
+    root = root_folder(folder)
     path = root / file_name(source, chosen, dtype)
     content = read_json(path, "checkpoint")
     _check_place(content, path)
@@ -398,6 +412,8 @@ def load(
             transferred_from=source,
             collectives_from=linked,
         )  # of this format; another one may have been measured here
+    if dtype == "bf16" and spec.architecture in WITHOUT_BF16:
+        model.card.provenance["no_bf16_units"] = True
     return _served(model, spec, dtype, root, engine)
 
 
@@ -430,7 +446,7 @@ def _fitted_beside(device: Any, folder: Any) -> tuple[Any, Any]:
     A `device.json` lies among the checkpoints of the device, or is that of a profile whose fit lies
     in `checkpoints` beside it and describes the device by what it measured.
     """
-    if folder or not isinstance(device, str | os.PathLike):
+    if folder is not None or not isinstance(device, str | os.PathLike):
         return device, folder
     path = Path(device)
     if path.name != DEVICE_FILE or not path.is_file():

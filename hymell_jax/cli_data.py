@@ -28,7 +28,8 @@ from hymell_jax.cli_output import cell, print_json, progress, table
     help="3: whole models, each left out of its fit.",
 )
 @click.option("--split", default="test", show_default=True, help="train, test, or all.")
-@click.option("--form", type=click.Choice(["refined", "published"]), default="refined")
+@click.option("--form", type=click.Choice(["refined", "published"]), default="refined",
+              help="published: the equations of HYMELL, of level 1 alone.")  # fmt: skip
 @click.option("--reference", help="CSV with the errors of a black box on the same rows.")
 @click.option("--checkpoints", help="Folder of checkpoints; by default those shipped.")
 @click.option("--json", "as_json", is_flag=True, help="Print a list of rows.")
@@ -39,19 +40,26 @@ def evaluate(device, folder, level, split, form, reference, checkpoints, as_json
 
     root = data.data_folder(folder)
     if profile_rows.is_profile(root):
-        rows = profile_evaluate.evaluate_profile(root, checkpoints, split, device=device)
-        rows = [r for r in rows if level in ("all", str(r["level"]))]
-        print_json(rows) if as_json else show_profile_errors(rows)
+        found = profile_evaluate.evaluate_profile(root, checkpoints, split, device=device)
+        found = [r for r in found if level in ("all", str(r["level"]))]
+        print_json(found) if as_json else show_profile_errors(found)
         return
+    if form == "published":
+        if level not in ("1", "all"):
+            raise ValueError(f"The published form is of level 1; got --level {level}.")
+        level = "1"
     _check_tables(root, level)
     options = dict(split=split, reference=reference, checkpoints=checkpoints)
-    rows = []
+    rows: list[dict[str, Any]] = []
+    skipped: list[str] = []
     if level in ("1", "all"):
-        rows += operators.evaluate(device, root, form=form, **options)
+        rows += operators.evaluate(device, root, form=form, skipped=skipped, **options)
     if level in ("2", "all"):
         rows += block_evaluate.evaluate_blocks(device, root, required=level == "2", **options)
     if level == "3" or (level == "all" and (root / "systems").is_dir()):
         rows += system_evaluate.evaluate_systems(device, checkpoints, required=level == "3")
+    for reason in skipped:
+        click.echo(f"Left out: {reason}", err=True)
     if as_json:
         print_json(rows)
     else:
@@ -202,12 +210,12 @@ def import_tables(source, path, out, as_json) -> None:
 
     if path is None and source != "aiconfigurator":
         raise ValueError(f"Importing {source} needs --from, the path of its checkout.")
+    tables = getattr(importers, f"import_{source}")(path)
     files.writable_folder(out)
-    run = getattr(importers, f"import_{source}")
-    written = importers.write_tables(run(path), out)
+    written = importers.write_tables(tables, out)
     if as_json:
-        tables = {name: str(path) for name, path in written.items()}
-        print_json({"source": source, "out": out, "tables": tables})
+        paths = {name: str(path) for name, path in written.items()}
+        print_json({"source": source, "out": out, "tables": paths})
         return
     for name, path in written.items():
         click.echo(f"{name}: {path}", err=True)

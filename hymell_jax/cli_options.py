@@ -98,6 +98,8 @@ def numbers(options: Iterable[str], what: str) -> dict[str, float]:
     found: dict[str, float] = {}
     for text in (part for option in options for part in option.split(",")):
         name, sign, value = text.partition("=")
+        if sign and name.strip() in found:
+            raise ValueError(f"{what} gives {name.strip()[:80]!r} twice.")
         try:
             found[name.strip()] = float(value)
         except ValueError:

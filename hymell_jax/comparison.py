@@ -37,7 +37,10 @@ def _ours(hf: HFModel, model: CostModel, level: int, work: Workload) -> dict[str
     p = predict(model.at_level(level), hf.architecture, work)
     check_fits(p, model, hf.name)
     what, left_out = LEVELS[level]
-    engine = model.card.provenance.get("engine") if level == 3 else None
+    card = model.card.provenance
+    fitted = [model.card.runtime] + ([card["engine"]] if level == 3 else [])
+    source = card.get("transferred_from")
+    origin = f"Carried over from {source}" if source else "Fitted"
     return {
         "method": f"hymell_jax, level {level}",
         "prefill_time_s": float(p.prefill.time_s),
@@ -47,7 +50,7 @@ def _ours(hf: HFModel, model: CostModel, level: int, work: Workload) -> dict[str
         "source": "HYMELL, arXiv 2608.06723, in its refined form",
         "assumes": [f"a pass is the sum of its {what}", "power between idle and the limit"],
         "leaves_out": [left_out],
-        "coefficients": f"Fitted, {model.card.runtime}{f', {engine}' if engine else ''}.",
+        "coefficients": f"{', '.join([origin, *fitted])}.",
     }
 
 

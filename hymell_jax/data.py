@@ -46,6 +46,9 @@ SIZES = {
 }  # fmt: skip
 """Columns that must be positive wherever they stand."""
 
+LARGEST_SIZE = 1e12
+"""Of such a column: products of three stay within float32."""
+
 TEXTS = {
     "device", "runtime", "dtype", "kv_dtype", "kernel", "collective", "model", "split",
 }  # fmt: skip
@@ -144,6 +147,11 @@ def read_table(
         bad = int((~(np.isfinite(sizes) & (sizes > 0))).sum())
         if bad:
             raise ValueError(f"{path.name}: {column} must be positive; {bad} rows are not.")
+        bad = int((sizes > LARGEST_SIZE).sum())
+        if bad:
+            raise ValueError(
+                f"{path.name}: {column} must be at most {LARGEST_SIZE:g}; {bad} rows are not."
+            )
     if not whole_models and {"time_s", "power_w", "energy_j"} <= set(frame.columns):
         time_s, power_w, energy_j = (numbers(frame[x]) for x in ("time_s", "power_w", "energy_j"))
         _check_energy(time_s, power_w, energy_j, path)
@@ -194,19 +202,23 @@ def table_dtype(frame: pd.DataFrame, dtype: str) -> str | None:
     return next((name for name in DTYPE_NAMES[dtype] if name in present), None)
 
 
+class NoRows(ValueError):
+    """A table holds no rows of a device, runtime and compute format."""
+
+
 def gemm_rows(folder: Path, device: str, runtime: str, dtype: str) -> pd.DataFrame:
     """Rows of operators/gemm of one device, runtime and compute format.
 
     Raises:
-        ValueError: there are none; the message lists what there is.
+        NoRows: there are none; the message lists what there is.
     """
     frame = read_table(folder, "operators/gemm", device=device, runtime=runtime)
     name = table_dtype(frame, dtype) if len(frame) else None
     if name is None:
         every = read_table(folder, "operators/gemm")
         known = every[["device", "runtime", "dtype"]].drop_duplicates().sort_values("device")
-        shown = "; ".join(" ".join(row) for row in known.itertuples(index=False))
-        raise ValueError(f"No gemm rows for {device}, {runtime}, {dtype}. There are: {shown}.")
+        shown = "; ".join(" ".join(row) for row in known.itertuples(index=False)) or "none at all"
+        raise NoRows(f"No gemm rows for {device}, {runtime}, {dtype}. There are: {shown}.")
     return frame[frame["dtype"] == name].reset_index(drop=True)
 
 

@@ -76,12 +76,13 @@ def get_device(source: str | os.PathLike[str] | Mapping[str, Any] | DeviceSpec) 
 
     Raises:
         ValueError: an unknown or ambiguous name, an unreadable file, or a description with a
-            missing, unknown, badly typed or implausible value.
+            missing, unknown, badly typed or implausible value, or of another device under the name
+            of a shipped one.
     """
     if isinstance(source, DeviceSpec):
         return source
     if isinstance(source, Mapping):
-        return _spec(source, "device description")
+        return _own(source, "device description")
     if not isinstance(source, str | os.PathLike):
         raise ValueError(
             "A device is given by name, by the path of a JSON file, or as a dict; got "
@@ -92,7 +93,7 @@ def get_device(source: str | os.PathLike[str] | Mapping[str, Any] | DeviceSpec) 
     if isinstance(source, str) and name in _shipped_files():
         return _shipped(name)
     if _is_path(source, text):
-        return _spec(read_json(text, "device file"), f"device file {text!r}")
+        return _own(read_json(text, "device file"), f"device file {text!r}")
     near = types.near_names(name, device_names())
     if near:
         raise ValueError(
@@ -180,6 +181,20 @@ def _shipped_files() -> dict[str, Any]:
 def _shipped(name: str) -> DeviceSpec:
     what = f"shipped device file {name!r}"
     return _spec(parse_json(_shipped_files()[name].read_text(encoding="utf-8"), what), what)
+
+
+def _own(content: Any, what: str) -> DeviceSpec:
+    """A user's description; under a shipped name it must hold the shipped facts."""
+    spec = _spec(content, what)
+    if spec.name in _shipped_files():
+        shipped = _shipped(spec.name).device
+        other = [f for f in UNITS if getattr(spec.device, f) != getattr(shipped, f)]
+        if other:
+            raise ValueError(
+                f"The {what} gives {', '.join(other)} of {spec.name} otherwise than the device "
+                "known by that name, whose measurements it would take; give it a name of its own."
+            )
+    return spec
 
 
 def _is_path(source: Any, text: str) -> bool:

@@ -17,7 +17,7 @@ import numpy as np
 import pandas as pd
 
 from hymell_jax import checkpoint, data, devices, fit, gemm, rowwise
-from hymell_jax.files import read_json
+from hymell_jax.files import check_regular, read_json
 from hymell_jax.types import DTYPES, near_names
 
 REFERENCE_COLUMNS = ("table", "device", "runtime", "target", "mape_pct")
@@ -88,6 +88,7 @@ def read_reference(path: str | os.PathLike[str]) -> pd.DataFrame:
     Raises:
         ValueError: not a CSV with `REFERENCE_COLUMNS`.
     """
+    check_regular(path, f"reference {str(path)!r}")
     try:
         frame = pd.read_csv(path)
     except (OSError, ValueError) as error:
@@ -294,8 +295,11 @@ def evaluate(
     form: str = "refined",
     reference: str | os.PathLike[str] | None = None,
     checkpoints: str | os.PathLike[str] | None = None,
+    skipped: list[str] | None = None,
 ) -> list[dict[str, Any]]:
     """Error rows (`ROW_FIELDS`) of every fitted table of a device, errors in percent.
+
+    Checkpoints whose runtime or format the tables do not hold are left out, unless all are.
 
     Args:
         device: exact name.
@@ -305,6 +309,7 @@ def evaluate(
         reference: CSV of a black box on the same rows; "xgboost_reference.csv" in the folder is
             taken where it lies there.
         checkpoints: folder of checkpoints; by default those shipped.
+        skipped: takes why a checkpoint was left out.
 
     Raises:
         ValueError: unknown device, split or form, unreadable tables, or nothing to evaluate.
@@ -313,15 +318,23 @@ def evaluate(
         raise ValueError(f"form must be refined or published; got {form!r}.")
     root = Path(folder)
     frame = reference_frame(root, reference)
-    rows = []
+    rows, missing = [], []
     for name, runtime, dtype in checkpoint.available(checkpoints):
         if name == device and data.has_table(root, "operators/gemm"):
             content = checkpoint.read(name, runtime, dtype, checkpoints)
-            measured = data.gemm_rows(root, name, runtime, dtype)
+            try:
+                measured = data.gemm_rows(root, name, runtime, dtype)
+            except data.NoRows as error:
+                missing.append(error)
+                continue
             rows += gemm_errors(content, chosen_split(measured, split), form)
     for operator in ROWWISE_TABLES:
         if data.has_table(root, f"operators/{operator}"):
             rows += rowwise_errors(operator, device, root, split, form, checkpoints)
+    if missing and not rows:
+        raise missing[0]
+    if skipped is not None:
+        skipped.extend(map(str, missing))
     if not rows:
         known = sorted({d for d, _, _ in checkpoint.available(checkpoints)})
         shown = ", ".join(near_names(device, known) or known) or "none"

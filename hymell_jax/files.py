@@ -86,6 +86,27 @@ def parse_json(text: str, what: str) -> Any:
         raise ValueError(f"The {what} cannot be used: {error}.") from None
 
 
+def check_regular(path: str | os.PathLike[str], name: str) -> os.stat_result:
+    """What the system knows of a file, which is no pipe, device or folder: these may never end.
+
+    Args:
+        path: the file.
+        name: for the message, such as "table 'x.csv'".
+
+    Raises:
+        ValueError: missing, not to be reached, or not a regular file.
+    """
+    try:
+        info = os.stat(path)
+    except OSError as error:
+        raise ValueError(f"The {name} cannot be read: {_reason(error)}.") from None
+    except ValueError:
+        raise ValueError(f"The {name} cannot be read: the path is not valid.") from None
+    if not stat.S_ISREG(info.st_mode):
+        raise ValueError(f"The {name} is not a regular file.")
+    return info
+
+
 def read_json(path: str | os.PathLike[str], what: str = "JSON file") -> Any:
     """The value of one UTF-8 JSON file of at most `MAX_JSON_BYTES`.
 
@@ -98,22 +119,14 @@ def read_json(path: str | os.PathLike[str], what: str = "JSON file") -> Any:
             given twice, NaN or Infinity, nested too deeply.
     """
     name = f"{what} {str(path)!r}"
+    info = check_regular(path, name)
+    if info.st_size > MAX_JSON_BYTES:
+        raise ValueError(f"The {name} is {info.st_size} bytes; at most {MAX_JSON_BYTES} are read.")
     try:
-        info = os.stat(path)
-        if not stat.S_ISREG(info.st_mode):
-            raise ValueError(f"The {name} is not a regular file.")
-        if info.st_size > MAX_JSON_BYTES:
-            raise ValueError(
-                f"The {name} is {info.st_size} bytes; at most {MAX_JSON_BYTES} are read."
-            )
         with open(path, "rb") as stream:
             raw = stream.read(MAX_JSON_BYTES + 1)
     except OSError as error:
         raise ValueError(f"The {name} cannot be read: {_reason(error)}.") from None
-    except ValueError as error:
-        if _is_of_path(error):
-            raise ValueError(f"The {name} cannot be read: the path is not valid.") from None
-        raise
     if len(raw) > MAX_JSON_BYTES:
         raise ValueError(f"The {name} is larger than the {MAX_JSON_BYTES} bytes that are read.")
     try:

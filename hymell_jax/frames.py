@@ -13,8 +13,9 @@ import pandas as pd
 
 from hymell_jax import data, designs, sharded
 from hymell_jax import model as cost_model
+from hymell_jax.files import check_regular
 from hymell_jax.model import CostModel
-from hymell_jax.quantities import broadcast_rows, check_quantity
+from hymell_jax.quantities import broadcast_rows, check_known, check_quantity, is_known
 from hymell_jax.sweep import DEFAULT_QUANTITIES, legal_rows
 from hymell_jax.types import Architecture, Workload, reason, shown
 
@@ -24,7 +25,7 @@ def predict_table(
     table: pd.DataFrame | str | os.PathLike[str],
     base: Architecture,
     work: Workload,
-    quantities: Sequence[str] = DEFAULT_QUANTITIES,
+    quantities: Sequence[str] | None = None,
 ) -> pd.DataFrame:
     """The table with a column for each quantity, in SI units.
 
@@ -33,13 +34,16 @@ def predict_table(
         table: a DataFrame, or a .parquet or .csv file; its columns are fields of `Architecture` or
             `Workload`, other columns are kept as they are.
         base, work: what the table does not say; leaves of shape ().
-        quantities: names of `quantities.QUANTITIES`.
+        quantities: names of `quantities.QUANTITIES`; by default `sweep.DEFAULT_QUANTITIES` as far
+            as they are known of the device.
 
     Raises:
         ValueError: a file that cannot be read, no rows or no fields, values out of range, rows that
             cannot be built, unknown quantities, or names that the table has already.
     """
     frame = table if isinstance(table, pd.DataFrame) else _read(table)
+    if quantities is None:
+        quantities = [name for name in DEFAULT_QUANTITIES if is_known(name, model)]
     twice = frame.columns[frame.columns.duplicated()]
     taken = [check_quantity(name) for name in quantities if name in frame]
     for name in (*twice, *taken):
@@ -60,7 +64,9 @@ def predict_table(
     cost_model._check(model, archs, works)
     _check_rows(legal_rows(*broadcast_rows(archs, works)[1]), "cannot be built: KV heads divide "
                 "the heads, and GPUs too; a token visits at most all experts")  # fmt: skip
-    values = sharded.measure_sharded(model, archs, works, tuple(map(check_quantity, quantities)))
+    values = sharded.measure_sharded(
+        model, archs, works, tuple(check_known(name, model) for name in quantities)
+    )
     _check_rows(np.isfinite(values).all(-1), "is beyond float32: reduce its sizes")
     found = pd.DataFrame(values, columns=list(quantities), index=frame.index)
     return pd.concat([frame, found], axis=1)
@@ -75,6 +81,7 @@ def _read(path: Any) -> pd.DataFrame:
     """A local file, never an address."""
     try:
         place = Path(path)
+        check_regular(place, "file")
         return (pd.read_parquet if place.suffix == ".parquet" else pd.read_csv)(place)
     except Exception as error:  # readers of files raise errors of many libraries
         raise ValueError(f"The table {shown(str(path))} cannot be read: {reason(error)}.") from None

@@ -248,6 +248,12 @@ def _experts(cfg: Config, family: Family, n_layers: int) -> dict[str, Any]:
     """Fields of the routed and shared experts; none in a dense model."""
     n_experts = cfg.size(*FIELD_KEYS["n_experts"], least=0, greatest=1e6)
     moe_layers = _moe_layers(cfg, n_layers)
+    routed = cfg.size(*FIELD_KEYS["experts_per_token"], least=0, greatest=1e6)
+    if routed and not n_experts:
+        raise ValueError(
+            f"{cfg.where} routes tokens to {routed:g} experts and does not say of how many; give "
+            f"one of {', '.join(FIELD_KEYS['n_experts'])}."
+        )
     if not n_experts or not moe_layers:
         return {}
     width = cfg.size("moe_intermediate_size", greatest=1e8)

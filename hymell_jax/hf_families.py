@@ -155,8 +155,8 @@ _OLMO2 = Family(fields={"qk_norm_full": 1}, switches=_ATTENTION_BIAS)
 
 FAMILIES: dict[str, Family] = {
     "llama": Family(switches=_LLAMA_BIASES | {"bias": ("qkv_bias", "out_bias")}),
-    "mistral": Family(window="all"),
-    "mixtral": Family(window="all"),
+    "mistral": Family(window="all", library_sizes={"num_key_value_heads": 8}),
+    "mixtral": Family(window="all", library_sizes={"num_key_value_heads": 8}),
     "qwen2": Family(fields={"qkv_bias": 1}, window="late"),
     "qwen2_moe": Family(
         fields={"qkv_bias": 1, "shared_expert_gate": 1},
@@ -167,7 +167,7 @@ FAMILIES: dict[str, Family] = {
     ),
     "qwen3": _QWEN3,
     "qwen3_moe": dataclasses.replace(
-        _QWEN3, expert_width="moe_intermediate_size", library_sizes={}
+        _QWEN3, expert_width="moe_intermediate_size", library_sizes={"num_key_value_heads": 4}
     ),
     "qwen3_next": _QWEN_NEXT,
     "qwen3_5": _QWEN_NEXT,
@@ -177,7 +177,7 @@ FAMILIES: dict[str, Family] = {
         tied=True,
         switches=_ATTENTION_BIAS,
         window=2,
-        library_sizes={"head_dim": 256},
+        library_sizes={"head_dim": 256, "num_key_value_heads": 4},
     ),
     "gemma3": Family(
         fields={"norms_per_layer": 4, "qk_norm_per_head": 1},
@@ -237,9 +237,11 @@ FAMILIES: dict[str, Family] = {
     "olmo2": _OLMO2,
     "olmo3": dataclasses.replace(_OLMO2, window=4),
     "olmoe": _OLMO2,
-    "glm": Family(switches=_QKV_BIAS, library_sizes={"head_dim": 128}),
+    "glm": Family(switches=_QKV_BIAS, library_sizes={"head_dim": 128, "num_key_value_heads": 2}),
     "glm4": Family(
-        fields={"norms_per_layer": 4}, switches=_QKV_BIAS, library_sizes={"head_dim": 128}
+        fields={"norms_per_layer": 4},
+        switches=_QKV_BIAS,
+        library_sizes={"head_dim": 128, "num_key_value_heads": 2},
     ),
     "glm4_moe": Family(
         switches=_QKV_BIAS, expert_width="moe_intermediate_size", adjust=_qk_norm_switch
@@ -259,7 +261,7 @@ FAMILIES: dict[str, Family] = {
         },
         switches=_ATTENTION_BIAS,
         window=2,
-        library_sizes={"head_dim": 64},
+        library_sizes={"head_dim": 64, "num_key_value_heads": 8},
     ),
     "deepseek": _DEEPSEEK,
     "deepseek_v2": dataclasses.replace(_DEEPSEEK, latent=True),
@@ -286,7 +288,7 @@ FAMILIES: dict[str, Family] = {
         switches={"use_bias": ("qkv_bias", "out_bias", "ff_bias")},
     ),
     "nemotron": Family(fields=_PLAIN | _LAYER_NORM, switches=_LLAMA_BIASES),
-    "smollm3": Family(tied=True, switches=_LLAMA_BIASES),
+    "smollm3": Family(tied=True, switches=_LLAMA_BIASES, library_sizes={"num_key_value_heads": 4}),
 }
 """model_type: what its model code fixes."""
 

@@ -102,11 +102,11 @@ def _base(given: Any) -> tuple[Architecture, str, str]:
     return hf.architecture, hf.name, hf.dtype
 
 
-def _constraints(bounds: Mapping[str, Mapping[str, Any]], proxies, domain_limit, memory):
+def _constraints(bounds: Mapping[str, Mapping[str, Any]], model, proxies, domain_limit, memory):
     found = []
     for kind in KINDS:
         for name, limit in (bounds.get(kind) or {}).items():
-            quantities.check_quantity(name, proxies)
+            quantities.check_known(name, model, proxies)
             linear = name in proxies or name == "domain_distance"
             low = -1e30 if linear else 1e-30
             number = checked_number(f"{kind} {name}", limit, low, 1e30)
@@ -161,10 +161,10 @@ def ask(
     if not isinstance(given, Workload):
         draft = workload(**({"dtype": model.card.dtype} | given))
     cost_model._check(model, found.base, draft)
-    target = quantities.check_quantity(OBJECTIVES.get(minimise, minimise), proxies)
+    target = quantities.check_known(OBJECTIVES.get(minimise, minimise), model, proxies)
     checked_number("tolerance", tolerance, 1e-6, 1.0)
     bounds: dict[str, Any] = {"at_most": at_most, "at_least": at_least, "equal": equal}
-    limits = _constraints(bounds, proxies, DOMAIN_LIMIT if domain else None, memory)
+    limits = _constraints(bounds, model, proxies, DOMAIN_LIMIT if domain else None, memory)
     question = Question(
         model, found, draft, name, minimise, ((target, 1.0),), limits, proxies, tolerance
     )
@@ -292,7 +292,11 @@ def _design(question: Question, arch: Architecture, values: np.ndarray) -> dict[
     """One design laid out: its fields, its quantities and where it stands against each budget."""
     program = question.program
     row = measured(question.model, arch, question.work, program)[0]
-    found = dict(zip(program.reported, map(float, row), strict=True))
+    found = {
+        name: float(value)
+        for name, value in zip(program.reported, row, strict=True)
+        if name in question.proxies or quantities.is_known(name, question.model)
+    }
     budgets = []
     for c in question.constraints:
         excess = float(np_excess((c.name, c.kind, c.linear), found[c.name], c.limit))

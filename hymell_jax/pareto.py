@@ -63,7 +63,7 @@ def front(
     checked_number("points", points, 2, 1000)
     asked = optimise.ask(model_or_space, device, **question)
     first = asked.objectives[0][0]
-    other = quantities.check_quantity(against)
+    other = quantities.check_known(against, asked.model)
     if other == first:
         raise ValueError(f"A front needs two quantities; got {first} twice.")
     sign = -1.0 if QUANTITIES[other].higher_is_better else 1.0

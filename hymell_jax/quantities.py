@@ -27,6 +27,7 @@ from hymell_jax import model as models
 from hymell_jax import operators, parameters
 from hymell_jax.compile_cache import FULL_OPTIONS
 from hymell_jax.model import CostModel, Prediction
+from hymell_jax.summary import check_power, knows_power
 from hymell_jax.types import Architecture, Workload, near_names, shown
 
 Proxy = Callable[[Architecture], jax.Array]
@@ -117,6 +118,22 @@ def check_quantity(name: str, proxies: Mapping[str, Proxy] | None = None) -> str
     if name not in known:
         near = near_names(name, known) or known
         raise ValueError(f"There is no quantity {shown(name)}; did you mean {', '.join(near[:6])}?")
+    return name
+
+
+def is_known(name: str, model: CostModel) -> bool:
+    """Whether a built-in quantity means something: no joules where the power is a placeholder."""
+    return "J" not in QUANTITIES[name].unit.split() or knows_power(model)
+
+
+def check_known(name: str, model: CostModel, proxies: Mapping[str, Proxy] | None = None) -> str:
+    """The name, if it is a quantity known of this device, or a proxy of the caller.
+
+    Raises:
+        ValueError: neither, or an energy of a device whose power limit is a placeholder.
+    """
+    if check_quantity(name, proxies) in QUANTITIES and not is_known(name, model):
+        check_power(model, name)
     return name
 
 

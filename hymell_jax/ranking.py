@@ -19,7 +19,7 @@ from hymell_jax import checkpoint, devices
 from hymell_jax.hf import HFModel
 from hymell_jax.model import CostModel, Prediction, predict, predict_best
 from hymell_jax.notebook import Answer
-from hymell_jax.summary import EXCLUDED, EXCLUDED_SERVED, check_parallel
+from hymell_jax.summary import EXCLUDED, EXCLUDED_SERVED, check_parallel, check_power
 from hymell_jax.types import Workload, near_names
 
 TARGETS: dict[str, str] = {
@@ -89,7 +89,8 @@ def rank(
         work: of the compute format `dtype`.
         slo: target of `TARGETS`: its upper limit, in seconds.
         names: "all" for every device known by name, or what `chosen_devices` takes.
-        dtype: "bf16" or "fp8"; devices without that format are named in `left_out`.
+        dtype: "bf16" or "fp8"; devices without that format, or without a known
+            power limit, are named in `left_out`.
 
     Returns:
         `pick` and `pick_measured` (the same among devices where everything was measured; names or
@@ -106,7 +107,8 @@ def rank(
     answers, left_out = [], []
     for spec in chosen_devices(names):
         try:
-            model = checkpoint.load(_source(spec), dtype=dtype)
+            model = checkpoint.load(spec, dtype=dtype)
+            check_power(model, "A ranking")
         except ValueError as error:
             left_out.append({"device": spec.name, "reason": str(error)})
             continue
@@ -139,11 +141,6 @@ def rank(
         "excluded": EXCLUDED_SERVED if common == 3 else EXCLUDED,
     }
     return Answer("ranking", content)
-
-
-def _source(spec: devices.DeviceSpec) -> Any:
-    """What `checkpoint.load` finds the device by: its name where it is shipped."""
-    return spec.name if spec.name in devices.device_names() else spec
 
 
 def _measured(entry: dict[str, Any]) -> bool:

@@ -137,13 +137,8 @@ def _pair(
 ) -> dict[str, Any]:
     """One model on one device: answer, curves, map, roofline, elasticities, card."""
     chosen = dtype or hf.dtype
-    source: Any = spec.name if spec.name in devices.device_names() else spec
-    fitted = checkpoint.load(source, dtype=chosen)
-    if not summary.knows_power(fitted):
-        raise ValueError(
-            f"A report draws energies, and the power limit of {spec.name} is a placeholder in its "
-            "device file: give power_limit_w and idle_power_w there, or use `hymell predict`."
-        )
+    fitted = checkpoint.load(spec, dtype=chosen)
+    summary.check_power(fitted, "A report")
     grid = _grid(hf.architecture, asked, chosen)
     work = _rows(grid.works, 0)
     summary.check_parallel(hf, work)

@@ -28,7 +28,7 @@ ELASTIC = (
     "energy_per_token_j", "latency_s", "latency_per_token_s", "prefill_time_s",
     "decode_energy_per_token_j",
 )  # fmt: skip
-"""Quantities whose elasticities are given."""
+"""Quantities whose elasticities are given, where they are known of the device."""
 
 _NOT_SIZES = {
     "tied_embeddings", "latent_attention", "layer_norm", "norm_bias", "embedding_norm",
@@ -134,8 +134,9 @@ def step_elasticities(
     fields, pairs = stepped(arch, work)
     archs, works = (cost_model.stack(list(column)) for column in zip(*pairs, strict=True))
     structure = operators.structure_of(arch, work)
-    rows = quantities.measure(model, archs, works, ELASTIC, structure=structure)
-    return slopes_of_steps(fields, dict(zip(ELASTIC, rows.T, strict=True)))
+    names = tuple(name for name in ELASTIC if quantities.is_known(name, model))
+    rows = quantities.measure(model, archs, works, names, structure=structure)
+    return slopes_of_steps(fields, dict(zip(names, rows.T, strict=True)))
 
 
 def _candidates(
@@ -189,10 +190,11 @@ def single_changes(
     Raises:
         ValueError: no such quantity, or a limit that is not positive.
     """
-    quantities.check_quantity(target)
+    quantities.check_known(target, model)
     limit = checked_number(target, limit, 1e-30, 1e30)
     up = quantities.QUANTITIES[target].higher_is_better
     names = tuple(dict.fromkeys((target, "loss", "parameters", "memory_share", *ELASTIC)))
+    names = tuple(name for name in names if quantities.is_known(name, model))
     structure = operators.structure_of(arch, work)
     base = quantities.measure(model, arch, work, names, structure=structure)[0]
     found = []

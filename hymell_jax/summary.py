@@ -32,7 +32,7 @@ def _number(leaf: Any) -> float:
     value = float(np.asarray(leaf))
     if not math.isfinite(value):
         raise ValueError("The prediction is not finite: the sizes are beyond float32. Reduce them.")
-    return value
+    return value + 0.0  # no -0
 
 
 def parts_of(phase: Phase) -> dict[str, dict[str, Any]]:
@@ -77,6 +77,19 @@ def knows_power(model: CostModel) -> bool:
     return not model.card.provenance.get("placeholder_power", False)
 
 
+def check_power(model: CostModel, what: str) -> None:
+    """Refuse a question about energy where nobody knows the power of the device.
+
+    Raises:
+        ValueError: the power limit is a placeholder.
+    """
+    if not knows_power(model):
+        raise ValueError(
+            f"{what} needs energies, and the power limit of {model.card.device} is a placeholder "
+            "in its device file: give power_limit_w and idle_power_w there, or ask for times."
+        )
+
+
 _WITH_ENERGY = ("prefill", "decode", "total", "steady", "interval", "parts")
 
 
@@ -112,6 +125,11 @@ def warnings_of(model: CostModel, hf: HFModel, prediction: Prediction, level: in
             f"Energies and powers of {model.card.device} are left out: its power limit is not "
             "known, a placeholder stands in its device file."
         )
+    if provenance.get("no_bf16_units"):
+        found.append(
+            f"{model.card.device} has no bf16 matrix units: the numbers are those of fp16, which "
+            "takes the same bytes."
+        )
     if level == 3 and provenance.get("engine_terms") == "transferred":
         found.append(
             f"No served model was measured on {model.card.device}: what an engine adds, and its "
@@ -125,6 +143,17 @@ def warnings_of(model: CostModel, hf: HFModel, prediction: Prediction, level: in
         capacity = _number(prediction.memory.capacity_bytes) / 1e9
         found.append(f"It does not fit: {needed:.1f} GB needed, {capacity:.1f} GB there.")
     return found
+
+
+def _beyond_positions(hf: HFModel, work: Workload) -> list[str]:
+    """The note that a context is longer than the learned positions; none with rotary ones."""
+    rows, longest = _number(hf.architecture.position_rows), _number(work.context_end_tokens)
+    if not 0 < rows < longest:
+        return []
+    return [
+        f"{hf.name} has learned positions for {rows:.0f} tokens and cannot run {longest:.0f}; the "
+        "numbers are those of a model that could."
+    ]
 
 
 def check_parallel(hf: HFModel, work: Workload) -> None:
@@ -324,7 +353,11 @@ def describe(
             _number(x) for x in np.asarray(prediction.domain_distances)[: model.level]
         ],
         "excluded": EXCLUDED_SERVED if level == 3 else EXCLUDED,
-        "warnings": [*notes, *warnings_of(model, hf, prediction, level)],
+        "warnings": [
+            *notes,
+            *warnings_of(model, hf, prediction, level),
+            *_beyond_positions(hf, work),
+        ],
         "provenance": provenance,
     }
     if not knows_power(model):

@@ -40,6 +40,7 @@ DEFAULT_QUANTITIES = (
     "memory_bytes", "memory_share", "domain_distance",
 )  # fmt: skip
 DEFAULT_FRONT = ("energy_per_token_j", "latency_per_token_s")
+TIMED_FRONT = ("memory_bytes", "latency_per_token_s")  # where energies are not known
 PLOTTED_ROWS = 20_000
 
 _KEYS = {
@@ -104,13 +105,14 @@ def read_sweep(spec: str | os.PathLike[str] | Mapping[str, Any]) -> Sweep:
         content["design"], content["fields"], content.get("rows"), content.get("seed", 0)
     )
     moving = tuple(f.name for f in design.fields)
-    names = _names(content, "quantities", DEFAULT_QUANTITIES)
-    front = _names(content, "pareto", DEFAULT_FRONT)
+    known = tuple(name for name in DEFAULT_QUANTITIES if quantities.is_known(name, model))
+    names = _names(content, "quantities", known)
+    front = _names(content, "pareto", DEFAULT_FRONT if known == DEFAULT_QUANTITIES else TIMED_FRONT)
     if len(front) != 2:
         raise ValueError(f"pareto takes two quantities; got {shown(content['pareto'])}.")
     names = tuple(dict.fromkeys((*names, *front, "memory_share")))
     for name in names:
-        quantities.check_quantity(name)
+        quantities.check_known(name, model)
     rules = _rules(base, moving, content.get("tie"))
     ratio = float(base.n_heads) * float(base.head_dim) / float(base.d_model)
     return Sweep(

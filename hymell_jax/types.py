@@ -184,7 +184,7 @@ def checked_number(name: str, value: Any, least: float, greatest: float) -> floa
         ValueError: not a number, not finite, or outside the range.
     """
     try:
-        if isinstance(value, str | bytes):
+        if isinstance(value, str | bytes | bool | np.bool_):
             raise TypeError
         number = float(value)
     except (TypeError, ValueError, OverflowError):

@@ -38,7 +38,7 @@ METHODS = ("ours", "measured there", "roofline", "roofline, fitted", "trees")
 @contextlib.contextmanager
 def without(device: str, folder: str | None = None) -> Iterator[str]:
     """A folder of checkpoints that never heard of a device."""
-    root = Path(folder) if folder else checkpoint.shipped_folder()
+    root = checkpoint.root_folder(folder)
     with tempfile.TemporaryDirectory() as place:
         for path in root.iterdir():
             if path.name != device:

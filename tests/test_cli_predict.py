@@ -16,7 +16,7 @@ from click.testing import CliRunner
 
 from hymell_jax import cli_output, footprint
 from hymell_jax.cli import main
-from hymell_jax.cli_options import device_names, model_names, subjects
+from hymell_jax.cli_options import device_names, model_names, numbers, subjects
 
 LLAMA = ("predict", "llama-3.1-8b", "--device", "h100-sxm-80gb", "--batch", "8")
 
@@ -129,12 +129,33 @@ def test_columns_that_do_not_fit_a_line_go_below(monkeypatch):
         ((*LLAMA, "--price", "-1"), "price_per_kwh"),
         ((*LLAMA, "--carbon-intensity", "nan"), "carbon_intensity"),
         (("predict", "llama-3.1-70b", "--device", "h100-sxm-80gb", "l40s-48gb"), "does not fit"),
+        ((*LLAMA, "--checkpoints", ""), "empty path"),
     ],
 )
 def test_bad_requests_are_refused_in_one_sentence(arguments, said):
     result = CliRunner().invoke(main, list(arguments))
     assert (result.exit_code, result.stdout) == (2, "")
     assert said in result.stderr.strip().splitlines()[-1]
+
+
+def test_a_limit_given_twice_is_refused():
+    with pytest.raises(ValueError, match="--slo gives 'ttft_s' twice"):
+        numbers(["ttft_s=1,tpot_s=2", "ttft_s=3"], "--slo")
+    assert numbers(["ttft_s=1,tpot_s=2"], "--slo") == {"ttft_s": 1.0, "tpot_s": 2.0}
+
+
+def test_a_device_without_bf16_units_answers_for_fp16_and_says_so():
+    words = ("predict", "gpt2", "--json", "--device")
+    old, new = (json.loads(run(*words, d).stdout)["warnings"] for d in ("t4-16gb", "l4-24gb"))
+    assert any("no bf16 matrix units" in text for text in old)
+    assert not any("bf16 matrix units" in text for text in new)
+
+
+def test_a_context_beyond_learned_positions_is_said():
+    words = ("predict", "gpt2", "--device", "h100-sxm-80gb", "--json", "--output", "16", "--prompt")
+    short, long = (json.loads(run(*words, p).stdout)["warnings"] for p in ("512", "2000"))
+    assert not any("positions" in text for text in short)
+    assert any("1024 tokens and cannot run 2016" in text for text in long)
 
 
 def test_words_are_devices_where_they_are_names_of_devices():

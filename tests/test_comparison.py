@@ -29,6 +29,15 @@ def test_a_method_that_needs_a_fit_answers_with_one(fits):
     assert methods["hymell_jax, level 3"]["prefill_time_s"] > 0
 
 
+def test_our_own_row_says_where_its_coefficients_come_from():
+    own = {}
+    for device in ("l40s-48gb", "l4-24gb"):
+        methods = _by_name("gpt2", device, None)
+        own[device] = next(m for name, m in methods.items() if name.startswith("hymell_jax"))
+    assert own["l40s-48gb"]["coefficients"].startswith("Fitted, vllm")
+    assert own["l4-24gb"]["coefficients"].startswith("Carried over from l40s-48gb, vllm")
+
+
 def test_what_a_method_does_not_cover_is_said(fits):
     trees = _by_name("olmoe-1b-7b", "l40s-48gb", fits)["wattgpu"]
     assert trees["decode_energy_per_token_j"] is None and "experts" in trees["coefficients"]

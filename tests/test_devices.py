@@ -195,6 +195,18 @@ def test_the_simple_and_the_rich_form_give_the_same_device(tmp_path):
     assert get_device(get_device(SIMPLE)).name == "mine"
 
 
+def test_a_shipped_name_stands_for_the_shipped_facts_alone(tmp_path):
+    shipped = get_device("h100-sxm-80gb")
+    facts = {field: getattr(shipped.device, field) for field in FIELDS}
+    facts = {"name": shipped.name, **{field: float(x) for field, x in facts.items()}}
+    assert get_device(facts).name == shipped.name
+    path = tmp_path / "mine.json"
+    path.write_text(json.dumps({**facts, "memory_bytes_per_s": 5e12}))
+    for source in (path, str(path), json.loads(path.read_text())):
+        message = sentence(source)
+        assert "memory_bytes_per_s of h100-sxm-80gb" in message and "name of its own" in message
+
+
 def test_extras_keep_their_values_and_sources():
     spec = get_device(
         rich(extras={"max_clock_hz": {"value": 2e9, "source": "s"}, "note": "x"}, vendor="V")

@@ -103,6 +103,7 @@ def test_bad_tables_are_refused(tmp_path, a100_rows):
             (good.drop(columns="k"), "lacks the columns k"),
             (good.assign(time_s=-1.0), "positive seconds; 20 rows"),
             (good.assign(m=-good["m"]), "m must be positive; 20 rows"),
+            (good.assign(k=1e30), "k must be at most 1e\\+12; 20 rows"),
             (good.assign(time_s=np.nan), "positive seconds"),
             (good.assign(time_s="fast"), "positive seconds"),
         ]
@@ -145,6 +146,40 @@ def test_the_command_evaluates_the_shipped_fit_on_imported_rows(tmp_path, a100_r
         assert whole["n"] == sum(r["n"] for r in rows) - whole["n"]
         assert 0 < whole["mape"] < limit
         assert set(rows[0]) == set(evaluate.ROW_FIELDS)
+
+
+def _evaluate(*arguments):
+    from click.testing import CliRunner
+
+    from hymell_jax.cli import main
+
+    return CliRunner().invoke(main, ["evaluate", *arguments])
+
+
+def test_a_checkpoint_that_the_tables_do_not_hold_is_left_out_and_named(tmp_path):
+    device = "h200-sxm-141gb"
+    tables = importers.import_aiconfigurator(systems=["h200_sxm"], tables=["gemm"])
+    importers.write_tables(tables, tmp_path)
+    result = _evaluate("--device", device, "--data", str(tmp_path), "--level", "1", "--json")
+    assert result.exit_code == 0, result.output
+    found = {row["runtime"] for row in conforming("evaluate", result.stdout)}
+    shipped = {runtime for name, runtime, _ in checkpoint.available() if name == device}
+    assert found and found < shipped
+    for runtime in shipped - found:
+        assert f"Left out: No gemm rows for {device}, {runtime}" in result.stderr
+    kept = pd.read_parquet(tmp_path / "operators" / "gemm.parquet").assign(runtime="vllm-0.0.1")
+    _write(tmp_path / "none", kept)
+    message = _evaluate("--device", device, "--data", str(tmp_path / "none"), "--level", "1")
+    assert message.exit_code == 2
+    assert "vllm-0.0.1" in message.stderr and "Left out" not in message.stderr
+
+
+def test_the_published_form_is_of_level_1(tmp_path, a100_rows):
+    _write(tmp_path, a100_rows.iloc[:20])
+    where = ("--device", "a100-sxm-80gb", "--data", str(tmp_path), "--form", "published")
+    for level in ("2", "3"):
+        result = _evaluate(*where, "--level", level)
+        assert result.exit_code == 2 and f"--level {level}" in result.stderr
 
 
 def test_a_small_fit_runs_from_tables_to_checkpoint(tmp_path, a100_rows, monkeypatch):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 import io
+import os
 import random
 import warnings
 
@@ -15,7 +16,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import hymell_jax as hj
-from hymell_jax import data, designs, frames, importers, types
+from hymell_jax import data, designs, evaluate, frames, importers, types
 from hymell_jax.baselines import wattgpu
 
 pa = pytest.importorskip("pyarrow")
@@ -34,6 +35,20 @@ def folder(tmp_path_factory):
     for name in ("operators", "blocks", "systems"):
         (found / name).mkdir()
     return found
+
+
+@pytest.mark.parametrize("kind", ["pipe", "folder"])
+def test_what_may_never_end_is_not_read(tmp_path, kind):
+    path, llama = tmp_path / "rows.csv", hj.preset("llama-3.1-8b").architecture
+    h100 = hj.load("h100-sxm-80gb")
+    os.mkfifo(path) if kind == "pipe" else path.mkdir()
+    for read in (
+        evaluate.read_reference,
+        lambda at: hj.predict_table(h100, at, llama, hj.workload()),
+        wattgpu.read_runs,
+    ):
+        with pytest.raises(ValueError, match="not a regular file"):
+            read(path)
 
 
 # Parquet -----------------------------------------------------------------------------------------

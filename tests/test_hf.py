@@ -103,6 +103,14 @@ def test_04_missing_kv_heads_are_the_attention_heads():
     assert float(kv_cache_elements_per_token(arch_of(config)).per_layer) == 2 * 8 * 32
 
 
+@pytest.mark.parametrize(("kind", "kv_heads"), [("mixtral", 8), ("gemma2", 4), ("glm", 2)])
+def test_04_missing_kv_heads_of_grouped_families_are_the_library_default(kind, kv_heads):
+    config = without(changed(LLAMA, model_type=kind), "num_key_value_heads")
+    model = read_hf(config)
+    assert float(model.architecture.n_kv_heads) == kv_heads
+    assert any("num_key_value_heads" in note for note in model.notes)
+
+
 @pytest.mark.parametrize(
     ("name", "heads", "kv_heads"),
     [("falcon-7b", 71, 1), ("falcon-40b", 128, 8), ("falcon-rw-1b", 32, 32)],
@@ -185,6 +193,11 @@ def test_08_every_spelling_of_the_expert_keys():
     assert (round(total / 1e9, 1), round(active / 1e9, 1)) == (46.7, 12.9)
     total, active = exact_parameters(preset("qwen3-30b-a3b").architecture)
     assert (round(total / 1e9, 1), round(active / 1e9, 2)) == (30.5, 3.35)
+
+
+def test_08_experts_a_token_without_experts_are_refused():
+    message = one_sentence(without(MOE, "num_experts"), "does not say of how many")
+    assert "num_experts" in message
 
 
 @pytest.mark.parametrize(

@@ -413,6 +413,17 @@ def test_tables_of_one_name_are_joined(tmp_path):
     assert len(merged) == 3
 
 
+def test_a_source_that_cannot_be_read_leaves_no_folder(tmp_path):
+    from click.testing import CliRunner
+
+    from hymell_jax.cli import main
+
+    words = ["import", "vidur", "--from", str(tmp_path / "absent"), "--out", str(tmp_path / "out")]
+    result = CliRunner().invoke(main, words)
+    assert (result.exit_code, result.stdout) == (2, "")
+    assert list(tmp_path.iterdir()) == []
+
+
 def test_tables_are_not_written_outside_the_folder_or_over_a_file(tmp_path):
     frame = pd.DataFrame({"a": [1]})
     for name in ("../x", "/x", "a//b", "", "a/.."):

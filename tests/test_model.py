@@ -261,6 +261,8 @@ def test_what_does_not_go_together_is_refused(h100, llama):
         hj.stack([llama, hj.workload()])
     with pytest.raises(ValueError, match="batch_size"):
         hj.workload(batch_size="8")
+    with pytest.raises(ValueError, match="batch_size must be a number"):
+        hj.workload(batch_size=True)
     with pytest.raises(ValueError, match="no fp8 matrix units"):
         hj.load("a100-sxm-80gb", dtype="fp8")
 

@@ -6,6 +6,7 @@ import json
 import shutil
 from pathlib import Path
 
+import pandas as pd
 import pytest
 from click.testing import CliRunner
 from json_outputs import conforming
@@ -18,8 +19,10 @@ from hymell_jax import (
     footprint,
     notebook,
     profile_evaluate,
+    ranking,
     report,
     summary,
+    sweep,
 )
 from hymell_jax.cli import main
 from hymell_jax.profiler import devicefile
@@ -139,3 +142,35 @@ def test_evaluate_names_the_tables_it_looks_for(tmp_path):
     found = run("evaluate", "--device", "h100-sxm-80gb", "--data", str(tmp_path))
     assert found.exit_code == 2
     assert "operators/gemm.parquet" in found.stderr and "blocks/moe.parquet" in found.stderr
+
+
+def test_questions_about_unknown_energies_are_refused_and_times_answered(profile):
+    model = hj.load(profile / "device.json", dtype="fp32")
+    hf, work = hj.preset("gpt2"), hj.workload(dtype="fp32")
+    with pytest.raises(ValueError, match="energy_per_token_j needs energies, and the power limit"):
+        hj.search(hf, model, minimise="energy", work=work)
+    with pytest.raises(ValueError, match="energy_j needs energies"):
+        hj.search(hf, model, minimise="latency", at_most={"energy_j": 1.0}, work=work)
+    with pytest.raises(ValueError, match="energy_per_token_j needs energies"):
+        hj.explain(model, hf, work, "energy_per_token_j", 1.0)
+    slopes = hj.explain(model, hf, work)["elasticities"]["n_layers"]
+    assert slopes["latency_s"] > 0 and not any("energy" in name for name in slopes)
+    table = pd.DataFrame({"d_ff": [1024.0, 2048.0]})
+    columns = hj.predict_table(model, table, hf.architecture, work).columns
+    assert "latency_s" in columns and not any("energy" in name for name in columns)
+    with pytest.raises(ValueError, match="energy_j needs energies"):
+        hj.predict_table(model, table, hf.architecture, work, ["energy_j"])
+    device = str(profile / "device.json")
+    spec = {"device": device, "dtype": "fp32", "base": "gpt2", "design": "grid",
+            "fields": {"d_ff": [1024, 2048]}}  # fmt: skip
+    asked = sweep.read_sweep(spec)
+    assert asked.front == sweep.TIMED_FRONT and not any("energy" in name for name in asked.names)
+    with pytest.raises(ValueError, match="energy_per_token_j needs energies"):
+        sweep.read_sweep(spec | {"quantities": ["energy_per_token_j"]})
+    facts = json.loads((profile / "device.json").read_text())
+    found = ranking.rank(
+        hf, hj.workload(), {"ttft_s": 9.0}, ["h100-sxm-80gb", facts | {"name": "mine"}]
+    )
+    assert [d["device"] for d in found["devices"]] == ["h100-sxm-80gb"]
+    assert found["left_out"][0]["device"] == "mine"
+    assert "placeholder" in found["left_out"][0]["reason"]

@@ -10,7 +10,7 @@ import types
 
 import pytest
 
-from hymell_jax.profiler import clocks, designs, machine, meters, plans
+from hymell_jax.profiler import clocks, designs, devicefile, machine, meters, plans
 from hymell_jax.profiler.cases import split_of
 
 
@@ -343,3 +343,25 @@ def test_plans_that_do_not_exist():
         plans.make_plan("huge", "cpu")
     with pytest.raises(ValueError, match="Levels are"):
         plans.make_plan("quick", "cpu", (4,))
+
+
+def _described(*records):
+    bench = types.SimpleNamespace(
+        kind="cpu", own=[0, 1], value_bytes=4, past_bytes=1e8,
+        memory_bytes=lambda: 8e9, cache_bytes=lambda: 3e7,
+    )  # fmt: skip
+    anchor = {"kind": "anchor", "compute_flops": 1e9, "compute_s": 1e-2}
+    anchor |= {"memory_bytes": 1e8, "memory_s": 1e-2}
+    found = devicefile.device_description(bench, "mine", [anchor, *records])
+    return {key: found["fields"][key] for key in ("power_limit_w", "idle_power_w")}
+
+
+def test_a_metered_device_has_the_limit_of_its_driver_and_the_idle_power_that_was_metered():
+    session, end = {"kind": "session", "idle_power_w": 74.0}, {"kind": "end", "idle_power_w": 71.5}
+    row = {"kind": "row", "table": "operators/softmax", "meter_state": {"power_limit_w": 650.0}}
+    found = _described(session, row, end)
+    assert [field["value"] for field in found.values()] == [650.0, 71.5]
+    assert "driver" in found["power_limit_w"]["source"]
+    for records in ([session, end], [row], [session, row | {"meter_state": {}}], []):
+        sources = [field["source"] for field in _described(*records).values()]
+        assert sources == [devicefile.UNKNOWN] * 2

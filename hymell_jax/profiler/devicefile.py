@@ -34,7 +34,7 @@ def device_description(
     """A description as `devices.get_device` reads it; None for a shipped device or without rows.
 
     Rates are the highest that the profile reached, since a data sheet of a CPU states none that
-    a library reaches. Power is a placeholder where nothing metered it.
+    a library reaches. Power is a placeholder where nothing metered it, or no driver states a limit.
     """
     flops, moved = _rates(bench, records)
     if name in SHIPPED.values() or not flops or not moved:
@@ -45,6 +45,7 @@ def device_description(
         properties = bench.torch.cuda.get_device_properties(bench.device)
         clock, cores = 0.0, properties.multi_processor_count
     system = "stated by the system"
+    limit_w, idle_w, limit_from, idle_from = _power(records)
     fields = {
         "peak_flops_per_s": (flops, "FLOP/s", FASTEST_PRODUCT),
         "peak_fp8_flops_per_s": (flops, "FLOP/s", "the rate of the profiled format"),
@@ -54,8 +55,8 @@ def device_description(
         "l2_bytes": (bench.cache_bytes(), "B", f"last cache, {system}"),
         "n_sm": (float(cores), "1", "processors used"),
         "boost_clock_hz": (clock, "Hz", system) if clock else (1e9, "Hz", UNKNOWN),
-        "power_limit_w": (100.0, "W", UNKNOWN),
-        "idle_power_w": (10.0, "W", UNKNOWN),
+        "power_limit_w": (limit_w, "W", limit_from),
+        "idle_power_w": (idle_w, "W", idle_from),
         "link_bytes_per_s": (moved, "B/s", "one device: its memory"),
     }
     return {
@@ -67,6 +68,17 @@ def device_description(
             for key, (value, unit, source) in fields.items()
         },
     }
+
+
+def _power(records: Sequence[dict[str, Any]]) -> tuple[float, float, str, str]:
+    """(limit, idle power, and the source of each), watts; both are placeholders or neither is."""
+    limits = [(r.get("meter_state") or {}).get("power_limit_w") for r in records]
+    idles = [r.get("idle_power_w") for r in records]
+    limit_w = next((x for x in reversed(limits) if x), None)
+    idle_w = min((x for x in idles if x), default=None)
+    if limit_w is None or idle_w is None or not 0 < idle_w < limit_w:
+        return 100.0, 10.0, UNKNOWN, UNKNOWN
+    return limit_w, idle_w, "stated by the driver", "metered while nothing ran"
 
 
 def _rates(bench: Bench, records: Sequence[dict[str, Any]]) -> tuple[float, float]:

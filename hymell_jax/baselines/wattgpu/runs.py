@@ -11,6 +11,7 @@ import numpy as np
 from hymell_jax.baselines.tdp import SCENARIOS
 from hymell_jax.data import numbers
 from hymell_jax.devices import DeviceSpec, get_device
+from hymell_jax.files import check_regular
 from hymell_jax.types import reason, shown
 
 if TYPE_CHECKING:
@@ -82,6 +83,7 @@ PROMPT_AND_OUTPUT = 512.0 + 128.0  # of `kv_cache_size_bytes`
 def _read_csv(path: str | os.PathLike[str], separator: str, columns, what: str) -> pd.DataFrame:
     import pandas as pd
 
+    check_regular(path, f"{what} {str(path)!r}")
     try:
         frame = pd.read_csv(path, sep=separator)
     except Exception as error:  # readers of files raise errors of many libraries
