@@ -168,9 +168,8 @@ def test_questions_about_unknown_energies_are_refused_and_times_answered(profile
     with pytest.raises(ValueError, match="energy_per_token_j needs energies"):
         sweep.read_sweep(spec | {"quantities": ["energy_per_token_j"]})
     facts = json.loads((profile / "device.json").read_text())
-    found = ranking.rank(
-        hf, hj.workload(), {"ttft_s": 9.0}, ["h100-sxm-80gb", facts | {"name": "mine"}]
-    )
+    facts |= {"name": "mine", "architecture": "unknown"}
+    found = ranking.rank(hf, hj.workload(), {"ttft_s": 9.0}, ["h100-sxm-80gb", facts])
     assert [d["device"] for d in found["devices"]] == ["h100-sxm-80gb"]
     assert found["left_out"][0]["device"] == "mine"
     assert "placeholder" in found["left_out"][0]["reason"]
