@@ -28,7 +28,7 @@ from hymell_jax.cli import main
 from hymell_jax.profiler import devicefile
 
 SOURCE = Path(__file__).parent.parent / "experiments" / "new_device"
-NAME = "amd-epyc-vm-2t"
+NAME = "amd-epyc-2t"
 
 
 def run(*arguments: str):
