@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import functools
 import math
 from collections.abc import Mapping
 from typing import Any
@@ -116,16 +115,9 @@ def read_network(
     members = np.shape(leaves[0])[0] if leaves and np.ndim(leaves[0]) else 0
     if not 1 <= members <= MAX_MEMBERS:
         raise ValueError(f"{where} must have 1 to {MAX_MEMBERS} networks.")
-    if _shapes(spec, n_features, members) != jax.tree.map(np.shape, params):
+    if mlp.ensemble_shapes(spec, n_features, members) != jax.tree.map(np.shape, params):
         raise ValueError(f"{where}: the weights do not have the shapes of its network.")
     return spec, params, mlp.Normalizer(**normalizer)
-
-
-@functools.lru_cache(maxsize=64)
-def _shapes(spec: mlp.MLPSpec, n_features: int, members: int) -> dict[str, Any]:
-    """Shapes of an ensemble's weights; kept, since tracing a network takes longer than reading."""
-    expected = jax.eval_shape(lambda: mlp.init_ensemble(spec, n_features, range(members)))
-    return jax.tree.map(lambda leaf: leaf.shape, dict(expected))
 
 
 def _spec(settings: Mapping[str, Any], where: str) -> mlp.MLPSpec:

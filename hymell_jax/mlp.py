@@ -258,6 +258,24 @@ def init_ensemble(spec: MLPSpec, n_in: int, seeds: Sequence[int]) -> Params:
     return jax.vmap(lambda key: init_mlp(key, spec, n_in))(keys)
 
 
+def ensemble_shapes(spec: MLPSpec, n_in: int, members: int) -> dict[str, Any]:
+    """Shapes of the arrays of `init_ensemble`, as arithmetic: tracing a network takes longer."""
+
+    def dense(n_from: int, n_to: int) -> dict[str, tuple[int, ...]]:
+        return {"kernel": (members, n_from, n_to), "bias": (members, n_to)}
+
+    if not spec.n_monotone:
+        widths = (n_in, *spec.hidden, 1)
+        return {f"Dense_{i}": dense(*widths[i : i + 2]) for i in range(len(widths) - 1)}
+    found: dict[str, Any] = {"Dense_0": dense(n_in - spec.n_monotone, spec.embedding)}
+    for i, width in enumerate((spec.embedding, *spec.hidden, 1), 1):
+        found[f"Dense_{i}"] = dense(spec.embedding, width)
+    widths = (spec.n_monotone, *spec.hidden)
+    for i in range(len(spec.hidden)):
+        found[f"monotone_{i}"] = (members, *widths[i : i + 2])
+    return found | {"monotone_out": (members, widths[-1]), "level1_slope": (members,)}
+
+
 def correction(
     params: Params,
     spec: MLPSpec,

@@ -137,7 +137,7 @@ class Prediction:
         -ln of the share of a pass's time that lies within the range of the block networks, and -ln
         of how familiar the whole model is to the networks of level 3.
         """
-        return jnp.max(self.domain_distances, axis=-1)
+        return self.domain_distances.max(axis=-1)
 
     @property
     def in_domain(self) -> jax.Array:

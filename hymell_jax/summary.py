@@ -6,6 +6,7 @@ import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+import jax
 import numpy as np
 
 from hymell_jax import parameters
@@ -270,6 +271,7 @@ def summarise(
     else:
         level = int(level)
         prediction = predict(model.at_level(level), arch, work)
+    prediction = jax.device_get(prediction)  # what follows compiles nothing
     if check_memory:
         check_fits(prediction, model, hf.name)
     return describe(model, hf, work, level, prediction, notes)

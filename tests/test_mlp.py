@@ -53,6 +53,13 @@ def test_members_start_differently():
     assert not np.allclose(kernel[0], kernel[1])
 
 
+@pytest.mark.parametrize("n_monotone", [0, 3])
+def test_shapes_by_arithmetic_are_those_of_the_arrays(n_monotone):
+    spec = mlp.MLPSpec(hidden=(6, 9), n_monotone=n_monotone, embedding=5)
+    arrays = jax.eval_shape(lambda: mlp.init_ensemble(spec, 7, (0, 1)))
+    assert mlp.ensemble_shapes(spec, 7, 2) == jax.tree.map(lambda leaf: leaf.shape, dict(arrays))
+
+
 def test_the_correction_never_exceeds_its_bound():
     params = _random_params(30.0)
     mean, spread = mlp.correction(params, SPEC, _plain_normalizer(), RNG.normal(size=(200, 4)))
