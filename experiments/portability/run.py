@@ -201,8 +201,12 @@ def plot(rows: list[dict[str, Any]], out_dir: Path) -> None:
     plan = ((3, 2.6), len(panels), len(names))
     with experiment.figure(path, *plan, sharey=True) as (figure, axes):
         for axis, (table, name) in zip(axes, panels, strict=True):
-            _curves(axis, [r for r in rows if (r["table"], r["device"]) == (table, name)])
+            here = [r for r in rows if (r["table"], r["device"]) == (table, name)]
+            _curves(axis, here)
             axis.set_title(f"{table}, {name.partition('-')[0]}", fontsize=8)
+            if not here:
+                axis.set_axis_off()
+                axis.text(0.5, 0.5, "not measured", ha="center", transform=axis.transAxes)
         axes[-len(names)].legend(fontsize=7)
         figure.supxlabel("rows measured again (10: none)", fontsize=8)
         figure.supylabel("time MAPE on test rows, %", fontsize=8)
@@ -210,11 +214,12 @@ def plot(rows: list[dict[str, Any]], out_dir: Path) -> None:
 
 def _curves(axis, rows: list[dict[str, Any]]) -> None:
     """Error of every form over the rows that it was fitted to."""
-    for form in FORMS:
+    for place, form in enumerate(FORMS):
         here = [r for r in rows if r["form"] == form]
         if here:
             counts = [max(r["n_train"], 10) for r in here]
-            axis.plot(counts, [r["mape"] for r in here], marker="o", markersize=3, label=form)
+            axis.plot(counts, [r["mape"] for r in here], color=f"C{place}", marker="o",
+                      markersize=3, label=form)  # fmt: skip
     axis.set_xscale("log")
     axis.set_yscale("log")
     axis.tick_params(labelsize=7)
