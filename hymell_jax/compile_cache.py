@@ -93,5 +93,7 @@ def configure(command: str | None) -> None:
     os.environ["JAX_COMPILATION_CACHE_DIR"] = str(folder)
     os.environ.setdefault("JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS", LEAST_COMPILE_S)
     os.environ.setdefault("JAX_PERSISTENT_CACHE_MIN_ENTRY_SIZE_BYTES", "-1")
-    # XLA takes tuning hints in its own files for missing instructions, and says so at every load
-    os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
+    # XLA takes tuning hints in its own files for missing instructions, and says so at every load;
+    # "1" is what a parent process that has imported JAX leaves behind
+    if os.environ.get("TF_CPP_MIN_LOG_LEVEL", "1") == "1":
+        os.environ["TF_CPP_MIN_LOG_LEVEL"] = "3"
