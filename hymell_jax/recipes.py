@@ -255,6 +255,17 @@ def fit_collectives_of(
     return found, origin
 
 
+def _all_reduce(root: Path, device: str, seed: int) -> tuple[dict[str, Any], str]:
+    """Coefficients of the collective that a model's layers wait for, and where they come from."""
+    found: dict[str, Any] = {}
+    origin: dict[str, str] = {}
+    if data.has_table(root, "operators/collectives"):
+        found, origin = fit_collectives_of(root, device, seed=seed)
+    if "all_reduce" not in found:
+        return collectives.default_coefficients(), "not measured"
+    return found["all_reduce"], origin["all_reduce"]
+
+
 def _fit_attention(folder, device, runtime, spec, seed) -> tuple[dict[str, Any], str, int]:
     """Both phases, from rows of the device or of the most alike one; (coefficients, origin, n)."""
     found: dict[str, float] = {}
@@ -394,6 +405,7 @@ def fit_level1(
     attention_coefficients, attention_origin, n_attention = _fit_attention(
         root, device, runtime, spec, seeds[0]
     )
+    all_reduce, all_reduce_origin = _all_reduce(root, device, seeds[0])
     content: dict[str, Any] = {
         "format_version": checkpoint.FORMAT_VERSION,
         "level": 1,
@@ -406,7 +418,7 @@ def fit_level1(
             "stream": stream,
             "attention": attention_coefficients,
             "linear": checkpoint.default_linear_coefficients(),
-            "collectives": collectives.default_coefficients(),
+            "collectives": all_reduce,
         },
         "domain": {
             f"gemm_log_{name}_{end}": np.float32(np.log(getattr(np, end)(values)))
@@ -419,7 +431,7 @@ def fit_level1(
             "attention": attention_origin,
             **stream_origin,
             "linear": "not fitted at level 1",
-            "collectives": "not fitted at level 1",
+            "collectives": all_reduce_origin,
         },
         "sources": [
             _source(runtime, table="operators/gemm", rows_train=len(train),

@@ -7,7 +7,17 @@ import pandas as pd
 import pytest
 from json_outputs import conforming
 
-from hymell_jax import checkpoint, data, devices, evaluate, fit, gemm, importers, recipes
+from hymell_jax import (
+    checkpoint,
+    collectives,
+    data,
+    devices,
+    evaluate,
+    fit,
+    gemm,
+    importers,
+    recipes,
+)
 
 QUICK = ((8, 150, 1024, 0.06), (gemm.CHOICE, 150, 1024, 0.03))
 
@@ -184,7 +194,8 @@ def test_the_published_form_is_of_level_1(tmp_path, a100_rows):
 
 def test_a_small_fit_runs_from_tables_to_checkpoint(tmp_path, a100_rows, monkeypatch):
     tables = importers.import_aiconfigurator(
-        systems=["a100_sxm"], tables=["gemm", "attention_prefill", "attention_decode"]
+        systems=["a100_sxm"],
+        tables=["gemm", "attention_prefill", "attention_decode", "collectives"],
     )
     importers.write_tables(tables, tmp_path / "data")
     monkeypatch.setattr(fit, "GEMM_STAGES", QUICK)
@@ -204,3 +215,12 @@ def test_a_small_fit_runs_from_tables_to_checkpoint(tmp_path, a100_rows, monkeyp
     again = checkpoint.read("a100-sxm-80gb", "vllm-0.14.0", "bf16", tmp_path / "out")
     assert again["sources"][0]["rows_train"] == (a100_rows["split"] == "train").sum()
     assert again["origins"]["attention"] == "a100-sxm-80gb, vllm-0.14.0"
+    assert again["origins"]["collectives"] == "a100-sxm-80gb, vllm-0.14.0, vLLM_custom_graph"
+    sizes = np.float32([1e4, 1e6, 1e8]), np.float32([2, 4, 8])
+    fitted, kept = (
+        collectives.all_reduce_time_s(
+            c["coefficients"]["collectives"], devices.get_device("a100-sxm-80gb").device, *sizes
+        )
+        for c in (again, shipped)
+    )
+    np.testing.assert_allclose(fitted, kept, rtol=0.2)
