@@ -8,7 +8,7 @@ from typing import Any
 
 import click
 
-from hymell_jax.cli_data import show_fitted
+from hymell_jax.cli_data import show_fitted, show_profile_errors
 from hymell_jax.cli_options import json_option
 from hymell_jax.cli_output import print_json, progress, seconds, table
 from hymell_jax.profiler.plans import PLANS
@@ -72,7 +72,8 @@ def _profile(device, plan, chosen, hours, out, name, fit_too, as_json) -> None:
             errors = profile_fit.fit_profile(out, folder, report, chosen)
         content = content | {"errors": errors, "checkpoints": folder}
         if not as_json:
-            _show_errors(errors)
+            click.echo()
+            show_profile_errors(errors)
             show_fitted(content["device"], errors, chosen, out, folder)
     if as_json:
         print_json(content)
@@ -137,16 +138,3 @@ def _show_disturbed(c: dict[str, Any]) -> None:
         )
     else:
         click.echo("  They were measured twice; on a calm machine begin again in another --out.")
-
-
-def _show_errors(rows: list[dict[str, Any]]) -> None:
-    """Whatever columns the fit reports, numbers with three digits."""
-    if not rows:
-        return
-    headings = list(rows[0])
-
-    def shown(value: Any) -> str:
-        return f"{value:.3g}" if isinstance(value, float) else str(value)
-
-    click.echo()
-    table("errors", headings, [[shown(row.get(name)) for name in headings] for row in rows], left=2)

@@ -343,15 +343,6 @@ def regime_gates(time_ratio: Value, flops: Value, temperature: Value) -> jax.Arr
     return jnp.concatenate([launch[..., None], rest], -1)
 
 
-def data_sheet_seconds(
-    device: Device, m: Value, n: Value, k: Value, weight_bytes: Value = 2.0
-) -> tuple[Value, Value]:
-    """(FLOPs over peak, bytes over bandwidth) of one product with two-byte activations, seconds."""
-    compute = floating_operations(m, n, k) / peak_rate(device, weight_bytes)
-    moved = n * k * weight_bytes + 2.0 * (m * k + m * n)
-    return compute, moved / device.memory_bytes_per_s
-
-
 PUBLISHED_TERMS = (
     "pf_times_flops", "pf_times_input_bytes", "ai_times_input_bytes", "flops", "pf", "ai",
     "output_bytes", "input_bytes", "log10_flops", "inverse_pf", "constant",

@@ -170,7 +170,6 @@ class Pass:
     shares_s: jax.Array  # U: seconds of the board's range, on one GPU
     floor_s: jax.Array  # the roofline
     kinds_s: jax.Array  # [n_kinds], scaled
-    launches_s: jax.Array
 
 
 def priors(eager: bool = False) -> dict[str, tuple[float, float]]:
@@ -294,7 +293,6 @@ def serve_pass(
         shares_s=shares,
         floor_s=jnp.maximum(flops / peak, blocks.streamed_bytes / device.memory_bytes_per_s),
         kinds_s=kinds,
-        launches_s=launches,
     )
 
 
