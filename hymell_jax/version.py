@@ -1,3 +1,3 @@
 """The version of the package, alone so that the command line can print it at once."""
 
-__version__ = "0.2.0"
+__version__ = "0.3.0"
