@@ -1,8 +1,9 @@
 """The concrete half of a search: beam search over the ladders of a space, one model for all.
 
-Rounded starts and their corners seed a beam; every round moves one or two variables of each of its
-members by 1, 2, 4 or 8 rungs, and keeps the best that were ever seen. It comes to rest when a round
-brings nothing new into the beam.
+Rounded starts, their corners and a sample of the whole space seed a beam; every round moves one or
+two variables of each of its members by 1, 2, 4 or 8 rungs, and keeps the best that were ever seen.
+Where a round brings nothing new into the beam, three variables of its best move at once, since
+along two active limits fewer cannot; it comes to rest when that brings nothing either.
 """
 
 from __future__ import annotations
@@ -23,6 +24,10 @@ BEAM, MAX_ROUNDS = 12, 40
 INFEASIBLE = 1e6  # scores from here on are this plus the summed excess
 
 _MOVES = (1, 2, 4, 8)
+SAMPLES = 8192  # drawn from the whole space
+_TRIPLE_MOVES = (1, 2, 4)
+_TRIPLES = 20_000  # at most, of one member
+_TRIPLE_MEMBERS = 2
 
 
 def measured(
@@ -122,6 +127,35 @@ def _neighbours(found: Space, beam: np.ndarray) -> np.ndarray:
     return np.concatenate([legal, space_points.repaired(found, near)])
 
 
+def _triples(found: Space, members: np.ndarray) -> np.ndarray:
+    """Moves of three variables by 1, 2 or 4 rungs, those that can be built."""
+    n = len(found.variables)
+    if n < 3:
+        return np.empty((0, n), int)
+    lengths = np.array([len(v.values) for v in found.variables])
+    steps = np.array(
+        list(itertools.product([s * m for m in _TRIPLE_MOVES for s in (-1, 1)], repeat=3))
+    )
+    moves = []
+    for columns in itertools.combinations(range(n), 3):
+        block = np.zeros((len(steps), n), int)
+        block[:, columns] = steps
+        moves.append(block)
+    every = np.concatenate(moves)
+    if len(every) > _TRIPLES:
+        every = np.random.default_rng(0).choice(every, _TRIPLES, replace=False)
+    around = (members[:, None] + every[None]).reshape(-1, n)
+    around = around[((around >= 0) & (around < lengths)).all(1)]
+    return around[space_points.is_legal(found, around)]
+
+
+def sampled(found: Space, count: int) -> np.ndarray:
+    """Those of `count` draws from the whole space that can be built."""
+    generator = np.random.default_rng(0)
+    drawn = np.stack([generator.integers(0, len(v.values), count) for v in found.variables], 1)
+    return drawn[space_points.is_legal(found, drawn)]
+
+
 def _move(n: int, by: Mapping[int, int]) -> list[int]:
     return [by.get(i, 0) for i in range(n)]
 
@@ -133,7 +167,8 @@ def refine(
     progress: Callable[[str, int, int], None],
 ):
     """(best position, its score, rounds as (score, position), whether it came to rest)."""
-    index, scores = evaluator.run(space_points.repaired(evaluator.space, seeds))
+    near = space_points.repaired(evaluator.space, seeds)
+    index, scores = evaluator.run(np.concatenate([near, sampled(evaluator.space, SAMPLES)]))
     if not len(index):
         index, scores = evaluator.run(
             space_points.random_points(evaluator.space, 256, np.random.default_rng(0))
@@ -143,14 +178,16 @@ def refine(
     rounds = [(float(scores[0]), index[0])]
     for number in range(max_rounds):
         progress("rounds at most", number + 1, max_rounds)
-        more, more_scores = evaluator.run(_neighbours(evaluator.space, index))
-        if not len(more):
+        for moved in (_neighbours, _triples):
+            members = index if moved is _neighbours else index[:_TRIPLE_MEMBERS]
+            more, more_scores = evaluator.run(moved(evaluator.space, members))
+            old = scores
+            index, scores = np.concatenate([index, more]), np.concatenate([scores, more_scores])
+            order = np.argsort(scores, kind="stable")[:BEAM]
+            index, scores = index[order], scores[order]
+            if not np.array_equal(scores, old):
+                break
+        else:
             return index[0], scores[0], rounds, True
-        old = scores.copy()
-        index, scores = np.concatenate([index, more]), np.concatenate([scores, more_scores])
-        order = np.argsort(scores, kind="stable")[:BEAM]
-        index, scores = index[order], scores[order]
         rounds.append((float(scores[0]), index[0]))
-        if scores[0] >= old[0] - 1e-7 and np.array_equal(scores, old):
-            return index[0], scores[0], rounds, True
     return index[0], scores[0], rounds, False
