@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 import hymell_jax as hj
-from hymell_jax import space, space_points
+from hymell_jax import refinement, space, space_points
 
 
 @pytest.fixture(scope="module")
@@ -158,3 +158,12 @@ def test_a_space_without_points_says_so(llama):
     found = hj.make_space(llama, hj.workload(), free=["n_kv_heads"], levels={"n_kv_heads": [5, 7]})
     with pytest.raises(ValueError, match="Next to none"):
         space_points.random_points(found, 10, np.random.default_rng(0))
+
+
+def test_triple_moves_change_three_variables_and_samples_can_be_built(dense):
+    members = refinement.sampled(dense, 300)
+    assert len(members) > 10 and space_points.is_legal(dense, members).all()
+    moved = refinement._triples(dense, members[:1])
+    assert len(moved) and space_points.is_legal(dense, moved).all()
+    assert ((moved != members[0]).sum(1) == 3).all()
+    assert (np.abs(moved - members[0]).max(1) <= 4).all()
