@@ -16,7 +16,9 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+import os
 from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import jax
@@ -192,6 +194,28 @@ def broadcast_rows(*trees: Any) -> tuple[int, Any]:
     return size, jax.tree.unflatten(jax.tree.structure(trees), wide)
 
 
+def cores() -> int:
+    """Processor cores that this process may use."""
+    if hasattr(os, "sched_getaffinity"):
+        return len(os.sched_getaffinity(0))
+    return os.cpu_count() or 1
+
+
+def over_chunks(run: Callable[[int], Any], starts: range, threads: int | None = None) -> list[Any]:
+    """`run` of every start, in order: the first alone, as it compiles, the others in threads.
+
+    Args:
+        run: of a compiled program.
+        starts: of the chunks.
+        threads: by default as many as `cores`.
+    """
+    first, rest = [run(start) for start in starts[:1]], starts[1:]
+    if not rest:
+        return first
+    with ThreadPoolExecutor(min(threads or cores(), len(rest))) as pool:
+        return [*first, *pool.map(run, rest)]
+
+
 def measure(
     model: CostModel,
     archs: Architecture,
@@ -202,6 +226,8 @@ def measure(
     chunk: int = CHUNK,
 ) -> np.ndarray:
     """Quantities of many designs, float32 [n, n_names], in chunks of one compiled program.
+
+    Chunks run on all cores that the process may use; answers do not depend on how many there are.
 
     Args:
         model: of one device.
@@ -217,9 +243,11 @@ def measure(
         structure = operators.structure_of(archs, works)
     out = np.empty((size, len(names)), np.float32)
     stripped = bare(model)
-    for start in range(0, size, chunk):
+
+    def fill(start: int) -> None:
         part = padded((archs, works), start, chunk)
         values = _measure_chunk(stripped, *part, tuple(names), structure, own)
-        stop = min(start + chunk, size)
-        out[start:stop] = np.asarray(values)[: stop - start]
+        out[start : start + chunk] = np.asarray(values)[: size - start]
+
+    over_chunks(fill, range(0, size, chunk))
     return out

@@ -74,10 +74,12 @@ def _on_devices(model: CostModel, rows: Any, size: int, devices: Any, structure,
     mesh = Mesh(np.asarray(devices), ("batch",))
     program = _program(mesh, structure, names)
     step = CHUNK * mesh.size
-    parts = [
-        _call(program, mesh, model, quantities.padded(rows, start, step))
-        for start in range(0, size, step)
-    ]
+
+    def run(start: int) -> Any:
+        return _call(program, mesh, model, quantities.padded(rows, start, step))
+
+    threads = max(quantities.cores() // mesh.size, 1)
+    parts = quantities.over_chunks(run, range(0, size, step), threads)
     return jax.tree.map(lambda *leaves: np.concatenate(leaves)[:size], *parts)
 
 
