@@ -207,10 +207,16 @@ def _add_streams(table, coefficients, device, arch, work, rows) -> None:
     element = streams.bytes_per_element * (1.0 + fused * is_norm)
     count = streams.count * (1.0 - fused * is_add)
     by_part = [coefficients[part] for part in STREAM_PARTS]
-    stacked = jax.tree.map(lambda *leaves: jnp.stack(leaves), *by_part)
-    run = jax.vmap(rowwise.rowwise_time_s, in_axes=(0, None, 0, 0, 0))
-    run = jax.vmap(run, in_axes=(None, None, 0, 0, 0))
-    time_s, shares = run(stacked, device, streams.rows, streams.cols, element)
+    stacked = jax.tree.map(lambda *leaves: jnp.stack(leaves * len(rows)), *by_part)
+
+    def one(operator):
+        c, *sizes = operator
+        return rowwise.rowwise_time_s(c, device, *sizes, one_kernel=True)
+
+    # a loop, as in `_add_products`
+    sizes = (streams.rows, streams.cols, element)
+    time_s, shares = jax.lax.map(one, (stacked, *(column.reshape(-1) for column in sizes)))
+    time_s, shares = (x.reshape(*element.shape, *x.shape[1:]) for x in (time_s, shares))
     launch = shares[..., 0:1]
     bounds = launch * _bound("launch", time_s) + (1.0 - launch) * _bound("memory", time_s)
     elements = streams.rows * streams.cols

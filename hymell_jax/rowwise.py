@@ -143,9 +143,19 @@ def default_coefficients(
 
 def _steps(log_x: jax.Array, width: jax.Array, first: float, last: float) -> jax.Array:
     """Unit steps at first, first + 1, ... last, the one at k as wide as k `width`."""
-    at = np.log(np.arange(first, last + 0.5)).astype(np.float32)
-    at = at.reshape((1,) * log_x.ndim + (-1,))
-    return jnp.sum(jax.nn.sigmoid((log_x[..., None] - at) / width), -1)
+    at = np.log(np.arange(first, last + 0.5))
+    return jnp.asarray(sum(jax.nn.sigmoid((log_x - float(step)) / width) for step in at))
+
+
+def _beyond(x: jax.Array, width: jax.Array, last: int, half: jax.Array | float) -> jax.Array:
+    """Waves after the last step, a smooth max(x - last - 1/2 - half / 2, 0)."""
+    tail = last * width
+    return tail * jax.nn.softplus((x - last - 0.5 - 0.5 * half) / tail)
+
+
+def _even_waves(x: jax.Array, width: jax.Array) -> jax.Array:
+    """`soft_waves` with first = 1 and half = late = 0."""
+    return 1.0 + _steps(safe_log(x), width, 1, _WAVE_STEPS) + _beyond(x, width, _WAVE_STEPS, 0.0)
 
 
 def soft_waves(
@@ -172,13 +182,9 @@ def soft_waves(
         whole = _steps(log_x, width, low, high)
         return (1.0 - half) * whole + half * _steps(log_x, width, low + 0.5, high + 0.5)
 
-    def beyond(last):
-        tail = last * width
-        return tail * jax.nn.softplus((x - last - 0.5 - 0.5 * half) / tail)
-
     second = (2.0 - first) * jax.nn.sigmoid(log_x / width)
-    smooth = (1.0 - late) * beyond(_WAVE_STEPS)
-    rest = late * (stairs(_WAVE_STEPS + 1, _LATE_STEPS) + beyond(_LATE_STEPS))
+    smooth = (1.0 - late) * _beyond(x, width, _WAVE_STEPS, half)
+    rest = late * (stairs(_WAVE_STEPS + 1, _LATE_STEPS) + _beyond(x, width, _LATE_STEPS, half))
     return first + second + stairs(2, _WAVE_STEPS) + smooth + rest
 
 
@@ -195,7 +201,7 @@ def _log_kernel_s(c: Coefficients, kind: str, device: Device, rows, log_cols, lo
     width = jnp.exp(c["log_step_width"])
     shares = (jnp.exp(c[f"log_{x}"]) for x in ("first_wave", "half_wave", "late_waves"))
     waves = soft_waves(just_below / slots, width, *shares)
-    fine = soft_waves(just_below / device.n_sm, width)
+    fine = _even_waves(just_below / device.n_sm, width)
     whole = jnp.exp(c["log_wave_quantisation"])
     log_row = log_cols + log_element
     log_rate = jnp.log(device.memory_bytes_per_s) + c["log_bandwidth_efficiency"]
@@ -220,23 +226,32 @@ def _log_kernel_s(c: Coefficients, kind: str, device: Device, rows, log_cols, lo
     return jnp.logaddexp(streaming, log_fixed), log_fixed
 
 
+def _log_either_kernel_s(c: Coefficients, device: Device, rows, log_cols, log_element):
+    """(ln seconds of the kernel that runs, ln of the fixed part of the narrow one)."""
+    switch = c["log_switch_cols"]
+    narrow_cols = -_log_norm(_SWITCH_SHARPNESS, -log_cols, -switch)
+    narrow, fixed = _log_kernel_s(c, "", device, rows, narrow_cols, log_element)
+    gate = jax.nn.log_sigmoid((log_cols - switch - _SWITCH_OFFSET) / _SWITCH_WIDTH)
+    wide, _ = _log_kernel_s(c, "wide_", device, rows, log_cols, log_element)
+    return _log_norm(_SWITCH_SHARPNESS, narrow, wide + gate), fixed
+
+
 def rowwise_log_time(
     coefficients: Coefficients,
     device: Device,
     rows: Value,
     cols: Value,
     bytes_per_element: Value,
+    one_kernel: bool = False,
 ) -> tuple[jax.Array, jax.Array]:
     """ln seconds of a row-wise operator and its regime shares [2, ...]; see `rowwise_time_s`."""
     c = coefficients
     rows, cols = jnp.asarray(rows), jnp.asarray(cols)
     log_cols, log_element = safe_log(cols), safe_log(jnp.asarray(bytes_per_element))
-    switch = c["log_switch_cols"]
-    narrow_cols = -_log_norm(_SWITCH_SHARPNESS, -log_cols, -switch)
-    narrow, fixed = _log_kernel_s(c, "", device, rows, narrow_cols, log_element)
-    gate = jax.nn.log_sigmoid((log_cols - switch - _SWITCH_OFFSET) / _SWITCH_WIDTH)
-    wide, _ = _log_kernel_s(c, "wide_", device, rows, log_cols, log_element)
-    kernel = _log_norm(_SWITCH_SHARPNESS, narrow, wide + gate)
+    if one_kernel:
+        kernel, fixed = _log_kernel_s(c, "", device, rows, log_cols, log_element)
+    else:
+        kernel, fixed = _log_either_kernel_s(c, device, rows, log_cols, log_element)
 
     small = jax.nn.sigmoid((c["log_small_grid_rows"] - safe_log(rows)) / _SMALL_GRID_WIDTH)
     launch = c["log_launch_s"] + jnp.log1p(-jnp.exp(c["log_small_grid_discount"]) * small)
@@ -253,6 +268,7 @@ def rowwise_time_s(
     rows: Value,
     cols: Value,
     bytes_per_element: Value,
+    one_kernel: bool = False,
 ) -> tuple[jax.Array, jax.Array]:
     """Seconds of a row-wise operator and the shares of `REGIMES` in it [2, ...], sum one.
 
@@ -262,12 +278,16 @@ def rowwise_time_s(
         rows: independent rows, at least one (tokens, or tokens x heads), shape [...].
         cols: elements of a row, at least one, shape [...].
         bytes_per_element: read and written, over all operands: 4 for RMSNorm in 16 bits.
+        one_kernel: no other one takes over above `switch_cols`, which is `NO_SWITCH_COLS`: the same
+            answer for less work.
 
     Time is non-decreasing in rows, cols and bytes. Within `BOUNDS` it is at least
     (bytes - 2 L2) / bandwidth, and from 8 L2 on at least bytes / bandwidth of the data sheet.
     Hard limits: launch and fixed part for one element, bytes / (efficiency x bandwidth) far out.
     """
-    log_time, shares = rowwise_log_time(coefficients, device, rows, cols, bytes_per_element)
+    log_time, shares = rowwise_log_time(
+        coefficients, device, rows, cols, bytes_per_element, one_kernel
+    )
     return jnp.exp(log_time), shares
 
 
