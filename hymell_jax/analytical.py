@@ -210,8 +210,8 @@ def _add_streams(table, coefficients, device, arch, work, rows) -> None:
     stacked = jax.tree.map(lambda *leaves: jnp.stack(leaves * len(rows)), *by_part)
 
     def one(operator):
-        c, *sizes = operator
-        return rowwise.rowwise_time_s(c, device, *sizes, one_kernel=True)
+        c, rows, cols, element = operator
+        return rowwise.rowwise_time_s(c, device, rows, cols, element, one_kernel=True)
 
     # a loop, as in `_add_products`
     sizes = (streams.rows, streams.cols, element)

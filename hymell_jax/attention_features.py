@@ -77,6 +77,23 @@ def attention_features(
 ) -> jax.Array:
     """Features [..., n] in the order of `ATTENTION_FEATURES`, not standardised.
 
+    Arguments and errors are those of `attention_feature_groups`.
+    """
+    groups = attention_feature_groups(
+        phase, coefficients, device, *sizes, l2_residency=l2_residency
+    )
+    return jnp.concatenate(groups, axis=-1)
+
+
+def attention_feature_groups(
+    phase: str,
+    coefficients: Mapping[str, float],
+    device: Device,
+    *sizes,
+    l2_residency=1.0,
+) -> tuple[jax.Array, jax.Array]:
+    """The monotone features [..., n] and the free ones, as a network takes them apart.
+
     Args:
         phase: "prefill" (`tokens` = prompt) or "decode" (`tokens` = context).
         coefficients: level 1, whose terms and time close the monotone group.
@@ -139,4 +156,6 @@ def attention_features(
         *(_bump(width - np.log2(d), 0.25) for d in HEAD_DIM_BUMPS),
         *(_bump(group - np.log2(g), 0.3) for g in GROUP_BUMPS),
     ]
-    return jnp.stack(jnp.broadcast_arrays(*monotone, *free), axis=-1)
+    shape = jnp.broadcast_shapes(*map(jnp.shape, (*monotone, *free)))
+    groups = [[jnp.broadcast_to(x, shape) for x in group] for group in (monotone, free)]
+    return jnp.stack(groups[0], axis=-1), jnp.stack(groups[1], axis=-1)

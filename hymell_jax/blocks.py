@@ -88,7 +88,7 @@ def level1_names(name: str) -> tuple[str, ...]:
     return tuple(module.DEFAULT_COEFFICIENTS)
 
 
-def corrected(block: Block, level1_s: jax.Array, features: jax.Array) -> BlockTime:
+def corrected(block: Block, level1_s: jax.Array, features: mlp.Features) -> BlockTime:
     """Level-1 seconds [...] times the correction at features [..., n]."""
     mean, spread = mlp.correction(block.params, block.spec, block.normalizer, features)
     known = mlp.familiarity(block.normalizer, features, block.spec.n_monotone)
@@ -116,7 +116,7 @@ def attention_time(
             kv_bytes, as `attention.attention_prefill_time_s` takes them.
         l2_residency: as there.
     """
-    features = attention_features.attention_features(
+    features = attention_features.attention_feature_groups(
         phase, coefficients, device, *sizes, l2_residency=l2_residency
     )
     found = corrected(block, level1_s, features)

@@ -37,6 +37,9 @@ import optax
 from hymell_jax.smooth import bounded
 
 Params = dict[str, dict[str, jax.Array]]
+Features = jax.Array | np.ndarray | tuple[jax.Array, jax.Array]
+"""[..., n_in], or the monotone and the free ones apart: free ones that do not vary along an axis of
+`jax.vmap` are then embedded once."""
 Progress = Callable[[str, int, int], None]
 """Called with (what is fitted, steps done, steps in all)."""
 
@@ -49,6 +52,7 @@ ACTIVATIONS: dict[str, Callable[[jax.Array], jax.Array]] = {
 STEPS_PER_CALL = 250
 WARM_UP_STEPS = 200
 LOSS_WIDTH = 0.02  # relative errors below this count quadratically
+VECTOR = 8  # units of a kind are padded to a multiple of it: processors compute as many at a time
 LEAST_STD = 1e-3  # of a feature that hardly varies in training
 FADE_WIDTH = 0.5  # standard deviations outside the training range at which 1/e is left
 FADE_OCTAVES = 4.0  # the same above the range of a monotone feature, in its own unit, a doubling
@@ -142,15 +146,23 @@ def _product(parts: tuple[jax.Array, ...], kernel: jax.Array) -> jax.Array:
     return jnp.asarray(sum(part @ rows for part, rows in zip(parts, pieces, strict=True)))
 
 
+def _apart(features: Features, n_monotone: int) -> tuple[jax.Array, jax.Array]:
+    """(monotone, free) features."""
+    if isinstance(features, tuple):
+        return features
+    features = 1.0 * jnp.asarray(features)
+    return features[..., :n_monotone], features[..., n_monotone:]
+
+
 class _MonotoneNetwork(nn.Module):
     """[..., n_in] -> [...]: |w| s z_y + g(z) - s z_y, s z_y the level-1 log time; zero at start."""
 
     spec: MLPSpec
 
     @nn.compact
-    def __call__(self, x: jax.Array, level1_scale: jax.Array) -> jax.Array:
+    def __call__(self, x: Features, level1_scale: jax.Array) -> jax.Array:
         spec = self.spec
-        monotone, free = x[..., : spec.n_monotone], x[..., spec.n_monotone :]
+        monotone, free = _apart(x, spec.n_monotone)
         for _ in range(2):
             free = nn.silu(nn.Dense(spec.embedding)(free))
         scaled = nn.initializers.variance_scaling(1.0, "fan_in", "normal")
@@ -194,11 +206,29 @@ def normalise(normalizer: Normalizer, features: jax.Array | np.ndarray) -> jax.A
     return (features - mean) / std
 
 
+def _ranges(normalizer: Normalizer, n_monotone: int) -> tuple[Normalizer, Normalizer]:
+    """What training saw of the monotone and of the free features."""
+    return (
+        jax.tree.map(lambda leaf: leaf[:n_monotone], normalizer),
+        jax.tree.map(lambda leaf: leaf[n_monotone:], normalizer),
+    )
+
+
+def _standardised(normalizer: Normalizer, features: Features, n_monotone: int) -> Features:
+    """`normalise` of both groups, or of all features where none is monotone."""
+    ranges, groups = _ranges(normalizer, n_monotone), _apart(features, n_monotone)
+    sizes, free = (normalise(*pair) for pair in zip(ranges, groups, strict=True))
+    return (sizes, free) if n_monotone else free
+
+
+def _above(normalizer: Normalizer, features: jax.Array) -> jax.Array:
+    """How far features [..., n_in] lie above the training range, in their own units."""
+    high = jnp.reshape(normalizer.high, (1,) * (features.ndim - 1) + (-1,))
+    return jnp.maximum(features - high, 0.0)
+
+
 def familiarity(
-    normalizer: Normalizer,
-    features: jax.Array | np.ndarray,
-    n_monotone: int = 0,
-    above: bool = True,
+    normalizer: Normalizer, features: Features, n_monotone: int = 0, above: bool = True
 ) -> jax.Array:
     """exp(-sum (distance outside the training range / width)^2), [...].
 
@@ -207,19 +237,39 @@ def familiarity(
     `above` false not even these.
     Hard limits: 1 inside the range of every feature, 0 far outside. Continuous first derivative.
     """
-    features = 1.0 * jnp.asarray(features)
-    shape = (1,) * (features.ndim - 1) + (-1,)
-    low, high, std = (
-        jnp.reshape(x, shape) for x in (normalizer.low, normalizer.high, normalizer.std)
-    )
-    is_monotone = np.arange(features.shape[-1]) < n_monotone
-    width = jnp.where(is_monotone, FADE_OCTAVES, std * FADE_WIDTH)
-    below = jnp.where(is_monotone, 0.0, jnp.maximum(low - features, 0.0))
-    outside = (jnp.maximum(features - high, 0.0) + below) / width
-    if n_monotone:  # sizes go together, so the farthest counts, not their sum
-        far = float(above) * jnp.max(jnp.where(is_monotone, outside, 0.0), axis=-1, keepdims=True)
-        outside = jnp.concatenate([far, outside[..., n_monotone:]], axis=-1)
-    return jnp.exp(-jnp.sum(jnp.square(jnp.minimum(outside, 1e3)), axis=-1))
+    sizes, free = _apart(features, n_monotone)
+    of_sizes, of_free = _ranges(normalizer, n_monotone)
+    shape = (1,) * (free.ndim - 1) + (-1,)
+    low, std = (jnp.reshape(x, shape) for x in (of_free.low, of_free.std))
+    outside = (_above(of_free, free) + jnp.maximum(low - free, 0.0)) / (std * FADE_WIDTH)
+    total = jnp.sum(jnp.square(jnp.minimum(outside, 1e3)), axis=-1)
+    if n_monotone and above:  # sizes go together, so the farthest counts, not their sum
+        farthest = jnp.max(_above(of_sizes, sizes), axis=-1) / FADE_OCTAVES
+        total = total + jnp.square(jnp.minimum(farthest, 1e3))
+    return jnp.exp(-total)
+
+
+def _padded(kernel: jax.Array, axis: int) -> jax.Array:
+    """Units side by side along an axis, each kind padded with zeros to a multiple of `VECTOR`."""
+    kinds = jnp.split(jnp.asarray(kernel), N_KINDS, axis)
+    missing = [(0, 0)] * kernel.ndim
+    missing[axis] = (0, -kinds[0].shape[axis] % VECTOR)
+    return jnp.concatenate([jnp.pad(kind, missing) for kind in kinds], axis)
+
+
+def _in_whole_vectors(params: Params, spec: MLPSpec) -> tuple[Params, MLPSpec]:
+    """A monotone network with more units that count for nothing, and its shape."""
+    if not spec.n_monotone:
+        return params, spec
+    wide: dict[str, Any] = dict(params)
+    wide["monotone_out"] = _padded(wide["monotone_out"], -1)
+    for layer in range(len(spec.hidden)):
+        offset, name = f"Dense_{2 + layer}", f"monotone_{layer}"
+        wide[offset] = {leaf: _padded(x, -1) for leaf, x in params[offset].items()}
+        kernel = _padded(wide[name], -1)
+        wide[name] = _padded(kernel, -2) if layer else kernel
+    widths = tuple(width + N_KINDS * (-width // N_KINDS % VECTOR) for width in spec.hidden)
+    return wide, dataclasses.replace(spec, hidden=widths)
 
 
 def init_mlp(key: jax.Array, spec: MLPSpec, n_in: int) -> Params:
@@ -230,7 +280,7 @@ def init_mlp(key: jax.Array, spec: MLPSpec, n_in: int) -> Params:
 
 
 def apply_mlp(
-    params: Params, spec: MLPSpec, x: jax.Array, level1_scale: jax.Array | float = 1.0
+    params: Params, spec: MLPSpec, x: Features, level1_scale: jax.Array | float = 1.0
 ) -> jax.Array:
     """bound tanh(mlp(x) / bound) of one network: [..., n_in] -> [...], within +-bound.
 
@@ -280,7 +330,7 @@ def correction(
     params: Params,
     spec: MLPSpec,
     normalizer: Normalizer,
-    features: jax.Array | np.ndarray,
+    features: Features,
     fade_above: bool = True,
 ) -> tuple[jax.Array, jax.Array]:
     """Correction of ln(time) by an ensemble, and how much its members disagree.
@@ -296,9 +346,10 @@ def correction(
     Returns:
         mean [...] within +-bound, and the standard deviation over the members [...].
     """
-    z = normalise(normalizer, features)
     scale = level1_scale(spec, normalizer)
-    members = jax.vmap(apply_mlp, in_axes=(0, None, None, None))(params, spec, z, scale)
+    z = _standardised(normalizer, features, spec.n_monotone)
+    wide, shape = _in_whole_vectors(params, spec)
+    members = jax.vmap(apply_mlp, in_axes=(0, None, None, None))(wide, shape, z, scale)
     fade = familiarity(normalizer, features, spec.n_monotone, fade_above)
     mean = jnp.mean(members, axis=0)
     variance = jnp.mean(jnp.square(members - mean[None]), axis=0)
