@@ -31,6 +31,7 @@ published edges over the ridge point of the published device, plus the launch ga
 
 from __future__ import annotations
 
+import functools
 from typing import Any
 
 import jax
@@ -51,6 +52,7 @@ from hymell_jax.types import Device, Value
 Coefficients = dict[str, Any]
 
 REGIMES = ("launch", "memory", "balanced_memory", "balanced_compute", "compute")
+OVERLAPPING = ("compute", "cache", "latency", "memory", "power")
 BOUNDS = ("launch", "compute", "cache", "latency", "memory", "split")
 
 LAUNCH_EDGE_FLOPS = 2.0**23
@@ -205,7 +207,32 @@ def _many_rows(c: Coefficients, m: Value, n: Value, k: Value, peak_s: Value) -> 
     return jnp.exp(c["log_row_slowdown"]) * peak_s * many * small
 
 
-def _kernel_terms(
+_EXPONENTIALS = ("throttle", "throttle_s", "long_throttle", "long_throttle_s", "power_bytes")
+
+
+def _kernel_rows(c: Coefficients) -> dict[str, Any]:
+    """What depends on the kernel alone, arrays [n_kernels]."""
+    several = (_SPLIT > 1).astype(np.float32)
+    rows = {
+        "rows": _ROWS,
+        "cols": _COLS,
+        "split": _SPLIT,
+        "rows_read": _ROWS / _SPLIT,
+        "cols_read": _COLS / _SPLIT,
+        "partial_sums": several * _SPLIT,
+    }
+    return rows | {
+        "compute": 2.0 * _ROWS * _COLS / _SPLIT * jnp.exp(c["log_compute_cost"]),
+        "prologue_s": jnp.exp(c["log_prologue_s"]),
+        "latency_s": jnp.exp(c["log_latency_s_per_k"]) / _SPLIT,
+        "row_quantisation": jax.nn.sigmoid(c["row_quantisation"]),
+        "wave_quantisation": jax.nn.sigmoid(c["wave_quantisation"]),
+        "weight_quantisation": jax.nn.sigmoid(c["weight_quantisation"]),
+        "split_s": several * jnp.exp(c["log_split_s"]),
+    }
+
+
+def _product_terms(
     c: Coefficients,
     device: Device,
     m: Value,
@@ -216,29 +243,10 @@ def _kernel_terms(
     groups: Value,
     streaming_weights: Value,
 ) -> dict[str, Any]:
-    """Seconds of each term of each kernel, arrays [n_kernels]."""
-
+    """What depends on the product alone, arrays []: seconds, or factors of `_kernel_rows`."""
     peak = peak_rate(device, jnp.maximum(weight_bytes, activation_bytes))
     peak_s = groups * floating_operations(m, n, k) / peak
     bandwidth, n_sm = device.memory_bytes_per_s, device.n_sm
-    grid_rows = partial_ceil(m / _ROWS, jax.nn.sigmoid(c["row_quantisation"]))
-    grid_cols = jnp.ceil(n / _COLS)
-    waves = groups * grid_rows * grid_cols * _SPLIT / n_sm
-    depth = k / _SPLIT
-
-    hard = jax.nn.sigmoid(c["wave_quantisation"])
-    paid_waves = hard * jnp.ceil(waves) + (1.0 - hard) * jnp.sqrt(1.0 + waves * waves)
-    tile_s = 2.0 * _ROWS * _COLS * depth / (peak / n_sm) * jnp.exp(c["log_compute_cost"])
-    compute = paid_waves * (tile_s + jnp.exp(c["log_prologue_s"]))
-    for name in ("log_throttle", "log_long_throttle"):
-        slow = jnp.exp(c[name]) * compute / (compute + jnp.exp(c[f"{name}_s"]))
-        compute = compute * (1.0 + slow)
-    compute = compute + _many_rows(c, m, n, k, peak_s)
-
-    loaded = (_ROWS * activation_bytes + _COLS * weight_bytes) * depth
-    cache = waves * loaded / (bandwidth / n_sm) * jnp.exp(c["log_cache_cost"])
-    latency = depth * jnp.exp(c["log_latency_s_per_k"])
-
     activations = groups * m * k * activation_bytes
     weights = groups * n * k * weight_bytes
     results = groups * m * n * 2.0
@@ -250,26 +258,111 @@ def _kernel_terms(
     weight_reuse = jnp.exp(c["log_weight_reuse"]) * (1.0 - streaming_weights)
     input_cost = (1.0 + jnp.exp(c["log_input_excess"])) / bandwidth
     output_cost = (1.0 + jnp.exp(c["log_output_excess"])) / bandwidth
-    weight_waves = groups * n / _COLS * _SPLIT / n_sm
-    whole_waves = jnp.ceil(weight_waves) * n_sm * _COLS * k * weight_bytes / _SPLIT
-    uneven = jax.nn.sigmoid(c["weight_quantisation"])
-    read = (1.0 - uneven) * weights + uneven * whole_waves
-    memory = (
-        activations * input_cost * _residency(jnp.exp(c["log_activation_reuse"]), filled)
-        + read * input_cost * _residency(weight_reuse, filled)
-        + results * output_cost * _residency(jnp.exp(c["log_output_reuse"]), filled)
-    )
-    partial_sums = results / bandwidth * 2.0 * _SPLIT * jnp.exp(c["log_split_cost"])
-    split = jnp.where(_SPLIT > 1, partial_sums + jnp.exp(c["log_split_s"]), 0.0)
+    reading = input_cost * _residency(weight_reuse, filled)
+    cached = k * (n_sm / bandwidth * jnp.exp(c["log_cache_cost"]))
     return {
+        "m": 1.0 * jnp.asarray(m),
+        "n": 1.0 * jnp.asarray(n),
+        "k": 1.0 * jnp.asarray(k),
+        "groups": groups,
+        "peak_s": peak_s,
+        "k_s": k * n_sm / peak,
+        "many_rows": _many_rows(c, m, n, k, peak_s),
+        "row_s": activation_bytes * cached,
+        "col_s": weight_bytes * cached,
+        "operands": (
+            activations * input_cost * _residency(jnp.exp(c["log_activation_reuse"]), filled)
+            + results * output_cost * _residency(jnp.exp(c["log_output_reuse"]), filled)
+        ),
+        "weights": weights * reading,
+        "wave_of_weights": k * weight_bytes * n_sm * reading,
+        "partial_sums": results / bandwidth * 2.0 * jnp.exp(c["log_split_cost"]),
+        "power": peak_s * jnp.exp(c["log_power_flops"]),
+        "streamed": streaming_weights * weights / bandwidth,
+        "n_sm": n_sm,
+    } | {name: jnp.exp(c[f"log_{name}"]) for name in _EXPONENTIALS}
+
+
+def _kernel_terms(row: dict[str, Any], p: dict[str, Any]) -> dict[str, Any]:
+    """Seconds of each term of a product by one kernel [], or by each of them [n_kernels].
+
+    Args:
+        row: of `_kernel_rows`, one of them or all.
+        p: of `_product_terms`.
+    """
+    grid_rows = partial_ceil(p["m"] / row["rows"], row["row_quantisation"])
+    grid_cols = jnp.ceil(p["n"] / row["cols"])
+    waves = p["groups"] * grid_rows * grid_cols * row["split"] / p["n_sm"]
+
+    hard = row["wave_quantisation"]
+    paid_waves = hard * jnp.ceil(waves) + (1.0 - hard) * jnp.sqrt(1.0 + waves * waves)
+    compute = paid_waves * (p["k_s"] * row["compute"] + row["prologue_s"])
+    for name in ("throttle", "long_throttle"):
+        slow = p[name] * compute / (compute + p[f"{name}_s"])
+        compute = compute * (1.0 + slow)
+    compute = compute + p["many_rows"]
+
+    cache = waves * (row["rows_read"] * p["row_s"] + row["cols_read"] * p["col_s"])
+    weight_waves = jnp.ceil(p["groups"] * p["n"] / row["cols"] * row["split"] / p["n_sm"])
+    uneven = row["weight_quantisation"]
+    memory = p["operands"] + (1.0 - uneven) * p["weights"]
+    memory = memory + (uneven * row["cols_read"]) * (weight_waves * p["wave_of_weights"])
+    terms = {
         "compute": compute,
         "cache": cache,
-        "latency": latency,
+        "latency": p["k"] * row["latency_s"],
         "memory": memory,
-        "power_flops": peak_s * jnp.exp(c["log_power_flops"]),
-        "power_bytes": memory * jnp.exp(c["log_power_bytes"]),
-        "split": split,
+        "power": p["power"] + p["power_bytes"] * memory,
+        "split": p["partial_sums"] * row["partial_sums"] + row["split_s"],
     }
+    body = smooth_maximum(*(terms[name] for name in OVERLAPPING), sharpness=OVERLAP)
+    return terms | {"body": body, "total": body + terms["split"]}
+
+
+@functools.partial(jax.custom_jvp, nondiff_argnums=(3,))
+def _soft_choice(
+    total: jax.Array, product: dict[str, Any], rows: dict[str, Any], sharpness: int
+) -> jax.Array:
+    """Seconds [] of the soft choice among kernels that take `total` [n_kernels].
+
+    Its slope, sum over kernels of (choice / t)^(sharpness + 1) dt, is added up kernel by kernel:
+    with all of them at once, a batch of products would not stay in cache.
+
+    Args:
+        total: seconds of each kernel, without their slopes.
+        product: of `_product_terms`; with the next, what the totals come from.
+        rows: of `_kernel_rows`.
+        sharpness: of the soft minimum.
+    """
+    return smooth_minimum(total, sharpness)
+
+
+@functools.partial(_soft_choice.defjvp, symbolic_zeros=True)
+def _soft_choice_slope(sharpness, primals, tangents):
+    total, product, rows = primals
+    product_moves, row_moves = (
+        {name: move for name, move in moves.items() if not _stands(move)} for moves in tangents[1:]
+    )
+    chosen = smooth_minimum(total, sharpness)
+
+    def step(slope, kernel):
+        time_s, row, row_move = kernel
+
+        def seconds(moved_row, moved_product):
+            return _kernel_terms(row | moved_row, product | moved_product)["total"]
+
+        at = {name: row[name] for name in row_move}, {n: product[n] for n in product_moves}
+        change = jax.jvp(seconds, at, (row_move, product_moves))[1]
+        share = chosen / time_s
+        return slope + power_of_two(share, sharpness) * share * change, None
+
+    run = jax.checkpoint(step, prevent_cse=False)
+    return chosen, jax.lax.scan(run, jnp.zeros_like(chosen), (total, rows, row_moves))[0]
+
+
+def _stands(move: Any) -> bool:
+    """Whether a tangent is a zero of `symbolic_zeros`: nobody asks for that slope."""
+    return isinstance(move, jax.custom_derivatives.SymbolicZero)
 
 
 def gemm_time(
@@ -302,17 +395,14 @@ def gemm_time(
         limit costs counts as compute and as memory, as its joules do.
     """
     c = coefficients
-    terms = _kernel_terms(
+    p = _product_terms(
         c, device, m, n, k, weight_bytes, activation_bytes, groups, streaming_weights
     )
-    work = [terms[name] for name in ("compute", "cache", "latency", "memory")]
-    power = terms["power_flops"] + terms["power_bytes"]
-    body = smooth_maximum(*work, power, sharpness=OVERLAP)
-    total = body + terms["split"]
-    peak = peak_rate(device, jnp.maximum(weight_bytes, activation_bytes))
-    compute = groups * floating_operations(m, n, k) / peak
-    streamed = streaming_weights * groups * n * k * weight_bytes / device.memory_bytes_per_s
-    best = jnp.maximum(smooth_minimum(total, sharpness), jnp.maximum(compute, streamed))
+    rows = jax.tree.map(jnp.asarray, _kernel_rows(c))
+    terms = _kernel_terms(rows, p)
+    total, body = terms["total"], terms["body"]
+    chosen_s = _soft_choice(jax.lax.stop_gradient(total), p, rows, sharpness)
+    best = jnp.maximum(chosen_s, jnp.maximum(p["peak_s"], p["streamed"]))
     launch = jnp.exp(c["log_launch_s"])
     eight_bit = jnp.clip(2.0 - activation_bytes, 0.0, 1.0)
     convert_bytes = groups * m * k * (2.0 + activation_bytes) / device.memory_bytes_per_s
@@ -322,11 +412,11 @@ def gemm_time(
 
     chosen = power_of_two(jnp.min(total) / total, sharpness)
     chosen = chosen / jnp.sum(chosen) * best / (total * time_s)
-    shares = [jnp.sum(chosen * body * power_of_two(term / body, OVERLAP)) for term in work]
-    limited = chosen * body * power_of_two(power / body, OVERLAP)
-    flops_share = terms["power_flops"] / jnp.maximum(power, 1e-30)
-    shares[0] = shares[0] + jnp.sum(limited * flops_share)
-    shares[-1] = shares[-1] + jnp.sum(limited * (1.0 - flops_share)) + convert / time_s
+    held = [chosen * body * power_of_two(terms[name] / body, OVERLAP) for name in OVERLAPPING]
+    shares = [jnp.sum(share) for share in held[:-1]]
+    flops_share = p["power"] / jnp.maximum(terms["power"], 1e-30)
+    shares[0] = shares[0] + jnp.sum(held[-1] * flops_share)
+    shares[-1] = shares[-1] + jnp.sum(held[-1] * (1.0 - flops_share)) + convert / time_s
     split = jnp.sum(chosen * terms["split"])
     return time_s, jnp.stack([launch / time_s, *shares, split])
 
