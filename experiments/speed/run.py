@@ -1,4 +1,5 @@
-"""How fast is the model? Compile time, steady rates and ratios to aiconfigurator-core, in one run.
+"""How fast is the model? Compile time, steady rates, what its arithmetic would allow on this
+machine, and ratios to aiconfigurator-core, in one run.
 
 Every architecture is distinct; each is predicted in full: prefill and decode, all parts, time and
 energy. Rates are the median of several timed calls after one that compiles. aiconfigurator-core
@@ -21,6 +22,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax.interpreters import partial_eval
 
 import hymell_jax as hj
 from hymell_jax import experiment, operators, quantities
@@ -29,6 +31,13 @@ from hymell_jax import model as cost_model
 HERE = Path(__file__).parent
 TOTALS = ("energy_per_token_j", "decode_energy_per_token_j", "prefill_energy_j", "latency_s",
           "latency_per_token_s", "prefill_time_s")  # fmt: skip
+TRANSCENDENTAL = ("exp", "exp2", "log", "log1p", "expm1", "logistic", "tanh", "sin", "cos", "atan2",
+                  "pow")  # fmt: skip
+FREE = ("broadcast_in_dim", "reshape", "squeeze", "transpose", "concatenate", "slice", "iota",
+        "dynamic_slice", "gather", "pad", "convert_element_type", "copy", "split", "stop_gradient",
+        "rev", "select_n")  # fmt: skip
+LOOP = 256  # products or exponentials in one call of what the machine can do
+ROWS, WIDTH = quantities.CHUNK, 63  # of a layer of the networks
 
 
 def architectures(count: int, seed: int = 0) -> hj.Architecture:
@@ -92,11 +101,105 @@ def our_rates(count: int, repeats: int) -> dict[str, Any]:
     program = gradient_program(operators.structure_of(*rows))
     bare, chunk = quantities.bare(model), quantities.CHUNK
 
+    def gradient(start: int) -> Any:
+        return jax.block_until_ready(program(bare, *quantities.padded(rows, start, chunk)))
+
     def gradients() -> list[Any]:
-        return [program(bare, *quantities.padded(rows, s, chunk)) for s in range(0, size, chunk)]
+        return quantities.over_chunks(gradient, range(0, size, chunk))
 
     note("gradients of energy in every field", timed(gradients, repeats), count)
     return rates
+
+
+def operations(jaxpr: Any) -> np.ndarray:
+    """[FLOPs, transcendentals] of a program; an element of an elementwise operation is one FLOP."""
+    total = np.zeros(2)
+    for equation in jaxpr.eqns:
+        inner = [getattr(p, "jaxpr", p) for p in equation.params.values()]
+        inner = [p for p in inner if hasattr(p, "eqns")]
+        size = sum(float(np.prod(v.aval.shape)) for v in equation.outvars)
+        name = equation.primitive.name
+        if inner:
+            total += equation.params.get("length", 1) * operations(inner[0])
+        elif name == "dot_general":
+            (contracted, _), _ = equation.params["dimension_numbers"]
+            shape = equation.invars[0].aval.shape
+            total[0] += 2.0 * size * np.prod([shape[axis] for axis in contracted])
+        elif name.startswith("reduce"):
+            total[0] += float(np.prod(equation.invars[0].aval.shape))
+        elif name not in FREE:
+            total[int(name in TRANSCENDENTAL)] += size
+    return total
+
+
+def operations_of(model: hj.CostModel, count: int = 64) -> np.ndarray:
+    """[FLOPs, transcendentals] of the totals of one architecture, without what they do not need."""
+    work = hj.workload(batch_size=8, prompt_tokens=1024, output_tokens=256)
+    size, rows = quantities.broadcast_rows(architectures(count), work)
+    structure = operators.structure_of(*rows)
+
+    traced = quantities._measure_chunk.trace(quantities.bare(model), *rows, TOTALS, structure, ())
+    jaxpr = traced.jaxpr.jaxpr
+    return operations(partial_eval.dce_jaxpr(jaxpr, [True])[0]) / size
+
+
+def machine_rates(repeats: int) -> tuple[float, float]:
+    """(FLOP/s of the networks' matrix products, exponentials a second), on all cores together."""
+
+    @jax.jit
+    def products(x, weights):
+        return jax.lax.fori_loop(0, LOOP, lambda _, x: x @ weights, x)
+
+    @jax.jit
+    def exponentials(x):
+        return jax.lax.fori_loop(0, LOOP, lambda _, x: jnp.exp(-x), x)
+
+    x = jnp.ones((ROWS, WIDTH))
+    weights = jnp.full((WIDTH, WIDTH), 1.0 / WIDTH)
+    calls = range(4 * quantities.cores() + 1)
+
+    def rate(run: Callable[[], Any], each: float) -> float:
+        def all_cores() -> list[Any]:
+            return quantities.over_chunks(lambda _: jax.block_until_ready(run()), calls)
+
+        return len(calls) * LOOP * each / timed(all_cores, repeats)[1]
+
+    return (
+        rate(lambda: products(x, weights), 2.0 * ROWS * WIDTH * WIDTH),
+        rate(lambda: exponentials(jnp.ravel(x)), float(ROWS * WIDTH)),
+    )
+
+
+def limits(count: int, repeats: int) -> dict[str, Any]:
+    """What the model's arithmetic allows on this machine, beside what it does, by level.
+
+    At most 1 / (FLOPs over their rate in matrix products + transcendentals over the rate of exp)
+    architectures a second: all else would have to be as quick, and nothing in its way.
+    """
+    flops_per_s, exponentials_per_s = machine_rates(repeats)
+    archs = architectures(count)
+    work = hj.workload(batch_size=8, prompt_tokens=1024, output_tokens=256)
+    found: dict[str, Any] = {"flops_per_s": flops_per_s, "exponentials_per_s": exponentials_per_s}
+    for level in (1, 2, 3):
+        model = hj.load("h100-sxm-80gb").at_level(level)
+        flops, transcendentals = map(float, operations_of(model))
+        least_s = flops / flops_per_s + transcendentals / exponentials_per_s
+        _, steady = timed(lambda m=model: quantities.measure(m, archs, work, TOTALS), repeats)
+        found[f"level {level}"] = {
+            "flops": flops,
+            "transcendentals": transcendentals,
+            "most_per_s": 1.0 / least_s,
+            "per_s": count / steady,
+        }
+        print(
+            f"level {level}: {flops:,.0f} FLOPs and {transcendentals:,.0f} transcendentals an "
+            f"architecture allow {1.0 / least_s:,.0f} a second; {count / steady:,.0f} measured",
+            flush=True,
+        )
+    print(
+        f"on these cores {flops_per_s:.3g} FLOP/s, {exponentials_per_s:.3g} exponentials a second"
+    )
+    return found
 
 
 def engine(arch: dict[str, float], folder: Path) -> Any:
@@ -175,6 +278,7 @@ def main(config: dict[str, Any], out: Path) -> dict[str, Any]:
     """Run, print and write results.json."""
     content: dict[str, Any] = {"cores": os.cpu_count(), "load_before": os.getloadavg()[0]}
     content["ours"] = our_rates(config["architectures"], config["repeats"])
+    content["limits"] = limits(config["architectures"], config["repeats"])
     content["our_contexts_per_s"] = our_contexts(config["architectures"], config["repeats"])
     theirs = their_rates(config["their_architectures"], config["their_contexts"])
     content["theirs"] = theirs
