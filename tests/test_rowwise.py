@@ -1,6 +1,8 @@
 """Claims about hymell_jax.rowwise; expected values from arithmetic or plain NumPy."""
 
+import json
 import math
+from pathlib import Path
 
 import jax
 import jax.numpy as jnp
@@ -8,6 +10,7 @@ import numpy as np
 import pytest
 
 from hymell_jax import rowwise, types
+from hymell_jax.operators import STREAM_PARTS
 from hymell_jax.robust_fit import fit_piecewise
 
 DEVICE = types.device(
@@ -154,6 +157,20 @@ def test_doubling_bandwidth_and_bytes_keeps_the_memory_time():
     once = rowwise.rowwise_time_s(OPERATORS["plain"], DEVICE, 1e8, 4096.0, 4.0)[0]
     twice = rowwise.rowwise_time_s(OPERATORS["plain"], fast, 1e8, 4096.0, 8.0)[0]
     assert float(twice) == pytest.approx(float(once), rel=1e-4)
+
+
+def test_no_operator_of_a_shipped_checkpoint_has_a_second_kernel_and_the_short_form_is_the_same():
+    rows, cols = np.float32([1, 7, 300, 1e5]), np.float32([64, 4096, 1e4, 1e6])
+    for path in (Path(__file__).parent.parent / "checkpoints").glob("*-*/*.json"):
+        parts = json.loads(path.read_text())["coefficients"]["stream"]
+        for name in STREAM_PARTS:
+            assert parts[name]["log_switch_cols"] == pytest.approx(math.log(rowwise.NO_SWITCH_COLS))
+    both, one = (
+        rowwise.rowwise_time_s(OPERATORS["plain"], DEVICE, rows, cols, 4.0, one_kernel=one)
+        for one in (False, True)
+    )
+    for a, b in zip(both, one, strict=True):
+        np.testing.assert_allclose(a, b, rtol=3e-6, atol=1e-6)
 
 
 def test_shares_sum_to_one_and_turn_from_launch_to_memory():

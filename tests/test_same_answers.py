@@ -16,7 +16,7 @@ import numpy as np
 import pytest
 
 import hymell_jax as hj
-from hymell_jax import files
+from hymell_jax import files, quantities
 from hymell_jax import model as cost_model
 
 ROOT = Path(__file__).parent.parent
@@ -72,6 +72,17 @@ def test_threads_get_the_answers_of_one(h100, llama):
     with ThreadPoolExecutor(8) as pool:
         together = list(pool.map(many, range(8)))
     assert together == [[alone[(number + i) % 8] for i in range(24)] for number in range(8)]
+
+
+def test_a_batch_has_the_same_bits_on_any_number_of_cores(h100, llama, monkeypatch):
+    d_ff = np.arange(1024.0, 1024.0 + 8 * 39, 8, np.float32)
+    archs, model = dataclasses.replace(llama, d_ff=d_ff), h100.at_level(1)
+    found = []
+    for cores in (1, 4):
+        monkeypatch.setattr(quantities, "cores", lambda cores=cores: cores)
+        found.append(quantities.measure(model, archs, WORK, ("latency_s", "energy_j"), chunk=8))
+    np.testing.assert_array_equal(*found)
+    assert (np.diff(found[0], axis=0) >= 0).all() and np.ptp(found[0], axis=0).min() > 0
 
 
 def test_threads_that_write_leave_the_permissions_of_the_process_alone(tmp_path):
