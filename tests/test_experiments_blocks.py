@@ -75,6 +75,14 @@ def test_block_accuracy_shows_both_levels_and_the_published_network(tmp_path, ca
     assert kept["errors"] == found["errors"] and kept["power"] == []
 
 
+def test_block_accuracy_of_some_devices_replaces_only_their_rows():
+    merged = runpy.run_path(str(EXPERIMENTS / "block_accuracy" / "run.py"))["merged"]
+    old = [{"device": d, "regime": r, "mape": 1.0} for d in ("a", "b") for r in ("x", "y")]
+    new = [{"device": "a", "regime": "z", "mape": 2.0}, {**old[0], "mape": 3.0}]
+    assert merged(old, new, ["a"]) == [new[1], *old[2:], new[0]]
+    assert merged(old, new, None) == new
+
+
 def _linear_rows(n: int = 24) -> pd.DataFrame:
     rng = np.random.default_rng(0)
     names = {role: kernel for kernel, role in block_recipes.linear.KERNEL_NAMES.items()}

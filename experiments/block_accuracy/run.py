@@ -289,7 +289,7 @@ def main(
 ) -> dict[str, list]:
     """Run the experiment or some parts of it; returns and writes its rows.
 
-    Parts that are not run keep the results that lie in `out_dir`.
+    Parts that are not run, and devices that are not asked for, keep the results in `out_dir`.
     """
     wanted = config["devices"]
     here = {
@@ -299,18 +299,34 @@ def main(
     config = {**config, **here}
     held = out_dir / "results.json"
     found = dict.fromkeys(PARTS, []) | (json.loads(held.read_text()) if held.is_file() else {})
-    if "errors" in parts:
-        found["errors"] = error_rows(config, folder, reference)
-        show(found["errors"], (*KEYS, *NUMBERS))
-    if "power" in parts:
-        found["power"] = power_rows(config, folder)
-        show(found["power"], POWER_KEYS)
-    if "published_network" in parts:
-        found["published_network"] = network_rows(config, folder)
-        show(found["published_network"], NETWORK_KEYS)
+    runs = {
+        "errors": (lambda: error_rows(config, folder, reference), (*KEYS, *NUMBERS)),
+        "power": (lambda: power_rows(config, folder), POWER_KEYS),
+        "published_network": (lambda: network_rows(config, folder), NETWORK_KEYS),
+    }
+    for part in [part for part in PARTS if part in parts]:
+        fresh, keys = runs[part][0](), runs[part][1]
+        show(fresh, keys)
+        found[part] = merged(found[part], fresh, wanted)
     experiment.write_results(out_dir, found, readme(found, config["split"]))
     plot(found["errors"], out_dir)
     return found
+
+
+def merged(
+    held: list[dict[str, Any]], fresh: list[dict[str, Any]], devices: list[str] | None
+) -> list[dict[str, Any]]:
+    """Fresh rows of some devices in the places of their held ones; all fresh without `devices`."""
+
+    def name(row):
+        words = ("table", "block", "device", "runtime", "dtype", "regime", "rows", "target")
+        return tuple(row.get(word) for word in (*words, "power"))
+
+    if not devices:
+        return fresh
+    rest = {name(row): row for row in fresh}
+    kept = [row if row["device"] not in devices else rest.pop(name(row), None) for row in held]
+    return [row for row in kept if row is not None] + list(rest.values())
 
 
 def error_rows(config, folder: Path, reference: str | None) -> list[dict[str, Any]]:
