@@ -15,6 +15,7 @@ from hymell_jax import (
     block_power,
     block_recipes,
     blocks,
+    checkpoint,
     devices,
     evaluate,
     mlp,
@@ -288,3 +289,13 @@ def test_shipped_blocks_are_evaluated_from_their_checkpoints(data_folder):
     rows = block_evaluate.evaluate_blocks("a100-sxm-80gb", data_folder)
     plain = {r["table"]: r for r in rows if r["regime"] in ("bf16 full", "all")}
     assert plain["moe"]["mape"] <= plain["moe"]["reference_mape"]
+
+
+def test_settings_of_single_devices_are_those_of_the_shipped_networks():
+    for (name, device, runtime), changes in block_recipes.MEASURED_SETTINGS.items():
+        settings = {"embedding": 24} | block_recipes.SETTINGS[name] | changes
+        block = checkpoint.load(device, runtime, "bf16").blocks[name]
+        assert {key: getattr(block.spec, key) for key in ("hidden", "bound", "embedding")} == {
+            key: settings[key] for key in ("hidden", "bound", "embedding")
+        }
+        assert len(jax.tree.leaves(block.params)[0]) == settings["members"]
