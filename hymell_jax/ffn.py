@@ -36,8 +36,9 @@ PRODUCT_CHOICE = 32
 """Sharpness of the choice of kernels in `fit_ffn`, blunter than `gemm.CHOICE`: an older library
 picks by rule, not always the cheapest. Chosen with whole models left out."""
 
-PRODUCT_PULL = 3e-3
-"""Weight of the mean square distance of product coefficients from their start in `fit_ffn`."""
+PRODUCT_PULL = 3e-4
+"""Weight of the mean square distance of product coefficients from their start in `fit_ffn`. Chosen
+with whole models left out of train."""
 
 NETWORK = {"hidden": (24, 24), "bound": float(np.log(1.5)), "steps": 3000, "weight_decay": 1e-2}
 """Level 2: `MLPSpec` and `fit_ensemble` settings, chosen with whole models left out.
