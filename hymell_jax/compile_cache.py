@@ -80,6 +80,7 @@ def configure(command: str | None) -> None:
     flags = os.environ.get("XLA_FLAGS", "")
     if command in ONE_ANSWER and "xla_backend_optimization_level" not in flags:
         os.environ["XLA_FLAGS"] = " ".join((*QUICK_FLAGS, flags)).strip()
+        os.environ.setdefault("JAX_TRACEBACK_IN_LOCATIONS_LIMIT", "0")  # nobody reads them
     folder = cache_folder()
     if folder is None or "JAX_COMPILATION_CACHE_DIR" in os.environ:
         return

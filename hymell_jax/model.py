@@ -193,11 +193,11 @@ def _serve(engine: Engine, model, arch, work, phases) -> tuple[tuple[Phase, ...]
     return found, served
 
 
-def kv_shards(arch: Architecture, work: Workload) -> jax.Array:
+def kv_shards(arch: Architecture, work: Workload, xp: Any = jnp) -> Any:
     """GPUs that a KV cache is split over: a KV head is never split, and a latent cache has only
-    one, so that beyond that GPUs hold copies."""
-    return jnp.where(
-        arch.latent_attention > 0, 1.0, jnp.minimum(work.tensor_parallel, arch.n_kv_heads)
+    one, so that beyond that GPUs hold copies. `xp` is NumPy where nothing may be compiled."""
+    return xp.where(
+        arch.latent_attention > 0, 1.0, xp.minimum(work.tensor_parallel, arch.n_kv_heads)
     )
 
 

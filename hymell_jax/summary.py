@@ -336,8 +336,8 @@ def describe(
             "kv_cache_bytes": _number(prediction.memory.kv_cache_bytes),
             "kv_cache_bytes_per_token": _number(
                 (cache.full_layers + cache.windowed_layers)
-                * work.kv_bytes
-                / kv_shards(hf.architecture, work)
+                * np.asarray(work.kv_bytes)
+                / kv_shards(*jax.device_get((hf.architecture, work)), np)
             ),
             "activations_bytes": _number(prediction.memory.activations_bytes),
             "capacity_bytes": _number(prediction.memory.capacity_bytes),
