@@ -20,14 +20,14 @@ from hymell_jax.space import Space
 from hymell_jax.types import Architecture, Workload
 
 TOLERANCE = 1e-5  # ln of a quantity over its limit: rounding of float32
-BEAM, MAX_ROUNDS = 12, 40
+BEAM, MAX_ROUNDS = 24, 40
 INFEASIBLE = 1e6  # scores from here on are this plus the summed excess
 
 _MOVES = (1, 2, 4, 8)
 SAMPLES = 8192  # drawn from the whole space
 _TRIPLE_MOVES = (1, 2, 4)
 _TRIPLES = 20_000  # at most, of one member
-_TRIPLE_MEMBERS = 2
+_TRIPLE_MEMBERS = 6
 
 
 def measured(
