@@ -337,7 +337,7 @@ def describe(
             "kv_cache_bytes_per_token": _number(
                 (cache.full_layers + cache.windowed_layers)
                 * np.asarray(work.kv_bytes)
-                / kv_shards(*jax.device_get((hf.architecture, work)), np)
+                / kv_shards(jax.device_get(hf.architecture), jax.device_get(work), np)
             ),
             "activations_bytes": _number(prediction.memory.activations_bytes),
             "capacity_bytes": _number(prediction.memory.capacity_bytes),
