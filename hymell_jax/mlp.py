@@ -146,10 +146,19 @@ def _product(parts: tuple[jax.Array, ...], kernel: jax.Array) -> jax.Array:
     return jnp.asarray(sum(part @ rows for part, rows in zip(parts, pieces, strict=True)))
 
 
+def _together(features: tuple[jax.Array, jax.Array]) -> jax.Array:
+    """Both groups as one array, for a network that keeps others apart or none."""
+    leading = jnp.broadcast_shapes(*(group.shape[:-1] for group in features))
+    wide = [jnp.broadcast_to(group, (*leading, group.shape[-1])) for group in features]
+    return jnp.concatenate(wide, axis=-1)
+
+
 def _apart(features: Features, n_monotone: int) -> tuple[jax.Array, jax.Array]:
     """(monotone, free) features."""
     if isinstance(features, tuple):
-        return features
+        if features[0].shape[-1] == n_monotone:
+            return features
+        features = _together(features)
     features = 1.0 * jnp.asarray(features)
     return features[..., :n_monotone], features[..., n_monotone:]
 
