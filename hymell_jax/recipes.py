@@ -211,59 +211,49 @@ COLLECTIVE_NAMES = {"alltoall": "all_to_all"}
 """Collectives that the tables call otherwise than `collectives.ROUNDS`."""
 
 
-def fit_collectives_of(
+def fit_all_reduce(
     folder: str | os.PathLike[str], device: str, *, seed: int = 0
-) -> tuple[dict[str, dict[str, np.float32]], dict[str, str]]:
-    """Coefficients of each collective that the tables have, and where its rows come from.
+) -> tuple[dict[str, Any], str]:
+    """Coefficients of the collective that a model's layers wait for, and where its rows come from.
 
-    All-reduce is the serving engine's own (custom kernels for short messages, NCCL for long ones)
-    where there are rows of it, the others are NCCL's. A device without rows takes those of
-    the one with the link most alike. A checkpoint holds the coefficients of "all_reduce".
+    The serving engine's own kernels (custom ones for short messages, NCCL for long ones) where
+    there are rows of them, else NCCL's. A device without rows takes those of the one with the link
+    most alike; tables without any give the defaults, and "not measured".
 
     Args:
         folder: of measured tables.
         device: exact name.
-        seed: of the fits.
+        seed: of the fit.
 
     Returns:
-        {collective: coefficients} and {collective: "device, runtime, kernel"}.
+        Coefficients, and "device, runtime, kernel".
 
     Raises:
-        ValueError: an unknown device, or no train rows of any collective.
+        ValueError: an unknown device, or a table of collectives without train rows.
     """
-    frame = data.read_table(folder, "operators/collectives")
+    if not data.has_table(Path(folder), "operators/collectives"):
+        return collectives.default_coefficients(), "not measured"
+    frame = data.read_table(Path(folder), "operators/collectives")
     frame = frame[frame["split"] == "train"]
     frame = frame.assign(collective=frame["collective"].replace(COLLECTIVE_NAMES))
     frame = frame[frame["collective"].isin(collectives.ROUNDS)]
     source = devices.nearest_linked(device, set(frame["device"].unique()))
-    frame = frame[frame["device"] == source]
-    found, origin = {}, {}
-    for name, rows in frame.groupby("collective"):
-        serving = rows["kernel"] == SERVING_ALL_REDUCE
-        rows = rows[serving] if serving.any() else rows[rows["kernel"] == "NCCL"]
-        newest = max(rows["runtime"].unique(), key=checkpoint.version_key)
-        rows = rows[rows["runtime"] == newest]
-        fitted = collectives.fit_collectives(
-            devices.get_device(source).device,
-            {size: rows[size].to_numpy(np.float64) for size in ("message_bytes", "num_gpus")},
-            rows["time_s"].to_numpy(np.float64),
-            collective=name,
-            seed=seed,
-        )
-        found[name] = {key: np.float32(value) for key, value in fitted.items()}
-        origin[name] = f"{source}, {newest}, {rows['kernel'].iloc[0]}"
-    return found, origin
-
-
-def _all_reduce(root: Path, device: str, seed: int) -> tuple[dict[str, Any], str]:
-    """Coefficients of the collective that a model's layers wait for, and where they come from."""
-    found: dict[str, Any] = {}
-    origin: dict[str, str] = {}
-    if data.has_table(root, "operators/collectives"):
-        found, origin = fit_collectives_of(root, device, seed=seed)
-    if "all_reduce" not in found:
+    rows = frame[(frame["device"] == source) & (frame["collective"] == "all_reduce")]
+    if rows.empty:
         return collectives.default_coefficients(), "not measured"
-    return found["all_reduce"], origin["all_reduce"]
+    serving = rows["kernel"] == SERVING_ALL_REDUCE
+    rows = rows[serving] if serving.any() else rows[rows["kernel"] == "NCCL"]
+    newest = max(rows["runtime"].unique(), key=checkpoint.version_key)
+    rows = rows[rows["runtime"] == newest]
+    fitted = collectives.fit_collectives(
+        devices.get_device(source).device,
+        {size: rows[size].to_numpy(np.float64) for size in ("message_bytes", "num_gpus")},
+        rows["time_s"].to_numpy(np.float64),
+        collective="all_reduce",
+        seed=seed,
+    )
+    found = {key: np.float32(value) for key, value in fitted.items()}
+    return found, f"{source}, {newest}, {rows['kernel'].iloc[0]}"
 
 
 def _fit_attention(folder, device, runtime, spec, seed) -> tuple[dict[str, Any], str, int]:
@@ -405,7 +395,7 @@ def fit_level1(
     attention_coefficients, attention_origin, n_attention = _fit_attention(
         root, device, runtime, spec, seeds[0]
     )
-    all_reduce, all_reduce_origin = _all_reduce(root, device, seeds[0])
+    all_reduce, all_reduce_origin = fit_all_reduce(root, device, seed=seeds[0])
     content: dict[str, Any] = {
         "format_version": checkpoint.FORMAT_VERSION,
         "level": 1,
